@@ -11,7 +11,8 @@ A call that is not in this table is refused, whatever the twin has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 VERSION: Final = 1
@@ -30,6 +31,7 @@ RIGHTS: Final = ("none", "read", "write", "admin")
 """Each one has those before it."""
 
 K = TypeVar("K", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Method(NamedTuple):
@@ -124,30 +126,60 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
 }
 
 
-def remote_calls(twin: str, names: str) -> Callable[[K], K]:
+def remote_calls(
+    twin: str, names: str, made: Callable[[Any, Any], Any] | None = None, *, by: str = "_call"
+) -> Callable[[K], K]:
     """A class decorator: the class's methods of these names call the same on the server.
 
     Args:
         twin: the class of the handle at the server.
         names: of methods in the table, which take what the twin's take and give what it gives.
+        made: makes of the connection, and of what the server tells, what they give.
+        by: the method of the class that makes the calls.
     """
 
-    def made(kind: K) -> K:
+    def with_calls(kind: K) -> K:
         for name in names.split():
-            setattr(kind, name, _call(name, getattr(kind, name), METHODS[twin][name]))
+            of = getattr(kind, name)
+            call = like(of)(_call(name, of, METHODS[twin][name], made, by))
+            setattr(kind, name, property(call) if isinstance(of, property) else call)
         return kind
+
+    return with_calls
+
+
+def _call(name: str, of: Any, method: Method, made: Any, by: str) -> Callable[..., Any]:
+    takes = None if isinstance(of, property) else signature(of)
+    plain = takes is None or not (method.names or "progress" in takes.parameters)
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        if not plain:
+            assert takes is not None
+            given = takes.bind(self, *args, **named)
+            given.arguments.pop("progress", None)  # who has none of a server
+            _, *rest = given.args
+            if method.names:  # of the handle, where one is given
+                rest[:1] = [getattr(each, "name", each) for each in rest[:1]]
+            args, named = tuple(rest), given.kwargs
+        found = getattr(self, by)(name, *args, **named)
+        return found if made is None else made(self._connection, found)
+
+    return call
+
+
+def like(of: Any) -> Callable[[F], F]:
+    """A decorator: the method has name, docstring and signature of its local twin."""
+
+    def made(method: F) -> F:
+        wrapped: Any = method
+        wrapped.__doc__, wrapped.__wrapped__ = of.__doc__, of
+        return method
 
     return made
 
 
-def _call(name: str, of: Any, method: Method) -> Any:
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        return self._call(name, *args, **named)
-
-    is_property = isinstance(of, property)
-    call.__doc__ = of.__doc__
-    call.__name__ = name
-    if is_property:
-        return property(call)
-    call.__wrapped__ = of  # type: ignore[attr-defined]  # its signature
-    return call
+def arguments(of: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return what a call of a method is given, by name, with its defaults."""
+    given = signature(of).bind(None, *args, **named)
+    given.apply_defaults()
+    return dict(list(given.arguments.items())[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
@@ -12,14 +12,10 @@ from typing import Any, Final, TypeVar, get_args
 import pyarrow as pa
 
 from txnkv.client import (
-    CheckReport,
     Client,
-    CompactReport,
-    Index,
     Planning,
     Snapshot,
     Table,
-    Topic,
     close_producers,
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
@@ -31,7 +27,7 @@ from txnkv.errors import (
 )
 from txnkv.metrics import Metrics
 from txnkv.remote.channel import Call, Channel
-from txnkv.remote.methods import remote_calls
+from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.remote_handles import (
     RemoteHandle,
     RemoteSnapshot,
@@ -42,22 +38,17 @@ from txnkv.remote.remote_handles import (
 )
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
-from txnkv.remote.wire import LostHandleError
-from txnkv.tables import PartitionBy, Schema
-from txnkv.topics import Buffer, Compression, SubscriptionInfo, TopicInfo, TopicPart
+from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEFAULTS,
     AnyTable,
-    AnyTopic,
     FlushMode,
     Isolation,
     Locking,
     Retries,
     Session,
     Transaction,
-    ValueSchema,
-    declared,
 )
 
 T = TypeVar("T")
@@ -78,8 +69,11 @@ _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 @remote_calls(
     "Client",
     "tables topics transaction_state transactions abort_transaction keep_transaction_alive "
-    "applied applications forget_applied stats metrics repair_clock",
+    "applied applications forget_applied stats metrics repair_clock check compact "
+    "create_index drop_index drop_table drop_topic",
 )
+@remote_calls("Client", "create_table table recall_table", RemoteTable)
+@remote_calls("Client", "create_topic topic", RemoteTopic)
 class RemoteClient(RemoteHandle, Client):
     """See `txnkv.Client`.
 
@@ -159,80 +153,11 @@ class RemoteClient(RemoteHandle, Client):
 
     # -- catalog -----------------------------------------------------------------------
 
-    def create_table(
-        self,
-        name: str,
-        schema: Schema,
-        partition_by: PartitionBy = None,
-        exists_ok: bool = False,
-        evolve: bool = False,
-    ) -> Table:
-        self.require_writable()
-        if not isinstance(schema, Schema):
-            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
-        return self._table("create_table", name, schema, partition_by, exists_ok, evolve)
-
-    def table(self, name: str) -> Table:
-        return self._table("table", name)
-
-    def recall_table(self, name: str) -> Table:
-        self.require_writable()
-        return self._table("recall_table", name)
-
     def rename_table(self, table: AnyTable, name: str) -> Table:
-        self.require_writable()
         known = self.table_of(table)
-        made = self._table("rename_table", known.name, name)
+        made = RemoteTable(self, self._call("rename_table", known.name, name))
         known.learn_name(name)
         return made
-
-    def create_index(
-        self,
-        table: AnyTable,
-        columns: str | Sequence[str],
-        unique: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Index:
-        self.require_writable()
-        made: Index = self._call("create_index", self.table_of(table).name, columns, unique)
-        return made
-
-    def drop_index(self, table: AnyTable, columns: str | Sequence[str]) -> None:
-        self.require_writable()
-        self._call("drop_index", self.table_of(table).name, columns)
-
-    def _table(self, call: str, *args: Any) -> RemoteTable:
-        return RemoteTable(self, self._call(call, *args))
-
-    def drop_table(self, name: AnyTable, missing_ok: bool = False, keep: float = 0.0) -> None:
-        self.require_writable()
-        text = name if isinstance(name, str) else self.table_of(name).name
-        self._call("drop_table", text, missing_ok, keep)
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        buffer: Buffer = "marker",
-        retention_seconds: float | None = None,
-        retention_bytes: int | None = None,
-        compression: Compression | None = None,
-        exists_ok: bool = False,
-        value_schema: ValueSchema | None = None,
-        retain_unacknowledged: bool = False,
-    ) -> Topic:
-        self.require_writable()
-        limits = (retention_seconds, retention_bytes, compression, exists_ok)
-        args = (name, partitions, buffer, *limits, declared(value_schema), retain_unacknowledged)
-        return RemoteTopic(self, self._call("create_topic", *args))
-
-    def topic(self, name: str) -> Topic:
-        return RemoteTopic(self, self._call("topic", name))
-
-    def drop_topic(self, name: AnyTopic, missing_ok: bool = False) -> None:
-        self.require_writable()
-        text = name if isinstance(name, str) else self.topic_of(name).name
-        self._call("drop_topic", text, missing_ok)
 
     def table_of(self, table: Any) -> RemoteTable:
         """Return the table of a name or handle."""
@@ -241,11 +166,11 @@ class RemoteClient(RemoteHandle, Client):
             return table
         if not isinstance(table, str):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        return self._table("table", table)
+        return RemoteTable(self, self._call("table", table))
 
     def table_info(self, table: Any) -> Any:
         found = self.table_of(table)
-        return self._table("table", found.name) if found is table else found
+        return self.table(found.name) if found is table else found
 
     def topic_info(self, topic: Any) -> TopicInfo:
         return self.topic_of(topic if isinstance(topic, str) else topic.info.name).info
@@ -263,25 +188,10 @@ class RemoteClient(RemoteHandle, Client):
 
     # -- transactions ------------------------------------------------------------------
 
-    def new_transaction(
-        self,
-        timeout: float | None = 60.0,
-        isolation: Isolation = "snapshot",
-        locking: Locking = "optimistic",
-        keepalive: bool = True,
-        lock_timeout: float = DEFAULTS["lock_timeout"],
-        name: str | None = None,
-    ) -> Transaction:
-        return self._begin(
-            {
-                "timeout": timeout,
-                "isolation": isolation,
-                "locking": locking,
-                "keepalive": keepalive,
-                "lock_timeout": lock_timeout,
-                **self.named(name),
-            }
-        )
+    @like(Client.new_transaction)
+    def new_transaction(self, *args: Any, **named: Any) -> Transaction:
+        options = arguments(Client.new_transaction, args, named)
+        return self._begin(options | self.named(options.pop("name")))
 
     def named(self, name: str | None) -> dict[str, Any]:
         """Return the options of a transaction with a name: that, and how it was claimed here."""
@@ -337,14 +247,6 @@ class RemoteClient(RemoteHandle, Client):
 
     # -- maintenance -------------------------------------------------------------------
 
-    def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
-        found: CheckReport = self._call("check")
-        return found
-
-    def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
-        found: CompactReport = self._call("compact")
-        return found
-
     def backup(self, dest: str | os.PathLike[str], **options: Any) -> Any:
         raise NotSupportedError("a backup is made on the store's host: `txnkv backup` there")
 
@@ -371,21 +273,13 @@ class RemotePlanning(RemoteHandle, Planning):
         return True
 
     def latest(self) -> Snapshot:
-        try:
-            return RemoteSnapshot(self._connection, None, self)
-        except LostHandleError:
-            self._make_again()
-            return RemoteSnapshot(self._connection, None, self)
+        return self._or_again(lambda: RemoteSnapshot(self._connection, None, self))
 
     def read_part(
         self, topic: str, part: TopicPart, number: int, max_bytes: int, may_lose: bool
     ) -> Iterator[pa.RecordBatch]:
         call = Call(self.twin, self, "read_part", (topic, part, number, max_bytes, may_lose))
-        try:
-            return self.channel.stream(call)[1]
-        except LostHandleError:
-            self._make_again()
-            return self.channel.stream(call)[1]
+        return self._or_again(lambda: self.channel.stream(call))[1]
 
     def was_rolled_back(self, txn: Any) -> bool:
         return bool(txn.rolled_back)

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Unpack
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -20,22 +20,15 @@ from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topi
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, InvalidTxnStateError, TableNotFoundError, UnavailableError
 from txnkv.remote.channel import Call, Channel
-from txnkv.remote.methods import remote_calls
+from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_lock
-from txnkv.tables import RowChecker, Schema, SchemaChange, TtlChange
+from txnkv.tables import RowChecker, Schema
 from txnkv.topics import (
-    HELD_BYTES,
     Delivered,
-    FetchIsolation,
-    FetchResult,
     Message,
-    Order,
-    ReadIsolation,
     Start,
     SubscriptionInfo,
-    SubscriptionOptions,
-    SubscriptionType,
     TopicInfo,
     messages_from_arrow,
 )
@@ -45,6 +38,8 @@ _POLL_SECONDS: Final = 2.0
 """A wait at the server is at most so long; then it is asked for again."""
 
 _ROW_IDS: Final = 1000
+
+T = TypeVar("T")
 
 
 class RemoteHandle:
@@ -84,12 +79,16 @@ class RemoteHandle:
 
     def _call(self, name: str, *args: Any, **named: Any) -> Any:
         call = Call(self.twin, self, name, args, named)
+        return self._or_again(lambda: self.channel.call(call))
+
+    def _or_again(self, do: Callable[[], T]) -> T:
+        """Do what needs the handle; once more where the server has lost it and it is made again."""
         try:
-            return self.channel.call(call)
+            return do()
         except LostHandleError:
             if not self._make_again():
                 raise
-            return self.channel.call(call)
+            return do()
 
     def _make_again(self) -> bool:
         """Make it again at the server, which has lost it; False: that cannot be."""
@@ -144,29 +143,14 @@ class RemoteTable(RemoteHandle, Table):
         if schema != self.known or schema.ids != self.known.ids:
             self.known, self.checker = schema, RowChecker(schema)
 
-    def alter(
-        self,
-        add: Mapping[str, Any] | None = None,
-        rename: Mapping[str, str] | None = None,
-        drop: Sequence[str] = (),
-        widen: Mapping[str, str | pa.DataType] | None = None,
-        default: Mapping[str, Any] | None = None,
-        nullable: Mapping[str, bool] | None = None,
-        ttl: TtlChange = "keep",
-    ) -> Schema:
-        change = SchemaChange.of(add, rename, drop, widen, default, nullable, ttl)
-        self.learn(self._call("alter", **vars(change)))
+    @like(Table.alter)
+    def alter(self, *args: Any, **named: Any) -> Schema:
+        self.learn(self._call("alter", *args, **named))
         return self.known
 
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        where: Any = None,
-        snapshot: At = None,
-        ordered: bool = False,
-        limit: int | None = None,
-    ) -> Scan:
-        return RemoteScan(self._connection, self, columns, where, ordered, limit, at=snapshot)
+    @like(Table.scan)
+    def scan(self, *args: Any, **named: Any) -> Scan:
+        return RemoteScan(self._connection, self, arguments(Table.scan, args, named))
 
     def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None
@@ -232,21 +216,17 @@ class RemoteScan(RemoteHandle, Scan):
         self,
         connection: Any,
         source: Any,
-        columns: Sequence[str] | None,
-        where: Any,
-        ordered: bool,
-        limit: int | None,
+        named: dict[str, Any],
         *,
-        at: At = None,
         table: Any = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        if isinstance(at, Snapshot):
-            at.require_open()
+        self._at: At = named.get("snapshot")
+        if isinstance(self._at, Snapshot):
+            self._at.require_open()
         self._connection = connection
         self._source = source
-        self._named = {"columns": columns, "where": where, "ordered": ordered, "limit": limit}
-        self._at = at
+        self._named = named
         self._of = table
         self._before = before
         self._bound: Any = None  # the snapshot, once it is known
@@ -255,8 +235,8 @@ class RemoteScan(RemoteHandle, Scan):
     def _make(self) -> None:
         named = dict(self._named)
         args = () if self._of is None else (self._of,)
-        if self._of is None:
-            named["snapshot"] = self._at if self._bound is None else self._bound
+        if self._of is None and self._bound is not None:
+            named["snapshot"] = self._bound
         told = self._made(self._source, "scan", *args, **named)
         self._schema: pa.Schema = told["schema"]
 
@@ -285,12 +265,7 @@ class RemoteScan(RemoteHandle, Scan):
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         self._ready()
         call = Call(self.twin, self, "to_batches")
-        try:
-            self._schema, batches = self.channel.stream(call)
-        except LostHandleError:
-            if not self._make_again():
-                raise
-            self._schema, batches = self.channel.stream(call)
+        self._schema, batches = self._or_again(lambda: self.channel.stream(call))
         return batches
 
     def to_arrow(self) -> pa.Table:
@@ -338,8 +313,8 @@ class TokenScan(RemoteScan):
 
 @remote_calls(
     "Topic",
-    "alter drop_subscription end_offsets last_stable_offsets options partitions subscriptions "
-    "truncate",
+    "alter drop_subscription end_offsets fetch last_stable_offsets options partitions "
+    "subscriptions truncate",
 )
 class RemoteTopic(RemoteHandle, Topic):
     """See `txnkv.Topic`."""
@@ -353,38 +328,13 @@ class RemoteTopic(RemoteHandle, Topic):
     def reference(self) -> list[Any]:
         return ["topic", [self.info.name, self.info.id]]
 
-    def fetch(
-        self,
-        partition: int,
-        offset: int,
-        max_bytes: int = 1 << 20,
-        isolation: FetchIsolation = "read_committed",
-    ) -> FetchResult:
-        found: FetchResult = self._call("fetch", partition, offset, max_bytes, isolation)
-        return found
+    @like(Topic.consumer)
+    def consumer(self, *args: Any, **named: Any) -> Consumer:
+        return RemoteConsumer(self, arguments(Topic.consumer, args, named))
 
-    def consumer(
-        self,
-        isolation: ReadIsolation = "read_committed",
-        order: Order = "offset",
-        start: Start | Mapping[int, int] = "earliest",
-        partitions: Sequence[int] | None = None,
-        max_bytes: int = HELD_BYTES,
-    ) -> Consumer:
-        options = {"isolation": isolation, "order": order, "partitions": partitions}
-        return RemoteConsumer(self, start, options | {"max_bytes": max_bytes})
-
-    def subscribe(
-        self,
-        name: str,
-        type: SubscriptionType = "exclusive",
-        start: Start | Mapping[int, int] = "earliest",
-        partitions: Sequence[int] | None = None,
-        max_bytes: int = HELD_BYTES,
-        **options: Unpack[SubscriptionOptions],
-    ) -> Subscription:
-        args = (name, type, start, partitions, max_bytes)
-        return RemoteSubscription(self, args, dict(options))
+    @like(Topic.subscribe)
+    def subscribe(self, *args: Any, **named: Any) -> Subscription:
+        return RemoteSubscription(self, args, named)
 
     def producer(self, name: str | None = None, **options: Any) -> Producer:
         return RemoteProducer(self._connection, self.info, name, **options)
@@ -410,15 +360,15 @@ class _Polling(RemoteHandle):
         return messages_from_arrow(rows, self._tcid, self._info.options.codec)
 
 
-@remote_calls("Consumer", "seek_to_time lag")
+@remote_calls("Consumer", "position unpoll seek_to_time lag")
 class RemoteConsumer(_Polling, Consumer):
     """See `txnkv.Consumer`."""
 
     twin = "Consumer"
 
-    def __init__(self, topic: RemoteTopic, start: Any, options: dict[str, Any]) -> None:
+    def __init__(self, topic: RemoteTopic, options: dict[str, Any]) -> None:
         self._connection = topic._connection
-        self._topic_handle, self._options, self._start = topic, options, start
+        self._topic_handle, self._options, self._start = topic, options, options.pop("start")
         self._info = topic.info
         self._closed = False
         self._make()
@@ -453,13 +403,6 @@ class RemoteConsumer(_Polling, Consumer):
     def partitions(self) -> list[int]:
         return list(self._numbers)
 
-    def position(self, partition: int) -> int:
-        found: int = self._call("position", partition)
-        return found
-
-    def unpoll(self) -> None:
-        self._call("unpoll")
-
     def seek(self, partition: int, offset: int) -> None:
         self._start = self._call("seek", partition, offset)
 
@@ -479,7 +422,7 @@ class RemoteConsumer(_Polling, Consumer):
         self._connection.require_open()
 
 
-@remote_calls("Subscription", "committed lag lost")
+@remote_calls("Subscription", "committed is_active lag lost unreceive")
 class RemoteSubscription(_Polling, Subscription):
     """See `txnkv.Subscription`."""
 
@@ -507,16 +450,9 @@ class RemoteSubscription(_Polling, Subscription):
         info = self.info
         return f"<Subscription {info.name!r} of {info.topic.name!r}, {info.type}{closed}>"
 
-    @property
-    def is_active(self) -> bool:
-        return bool(self._call("is_active"))
-
     def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message]:
         self._require_open()
         return self._messages(self._wait_for("receive_many", max_messages, timeout)["rows"])
-
-    def unreceive(self) -> None:
-        self._call("unreceive")
 
     def _acknowledge(self, how: str, message: Any, txn: Any) -> None:
         self._require_open()

@@ -11,13 +11,11 @@ client learns from the store after `new_transaction` it learns from after its be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
-
-import pyarrow as pa
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import (
@@ -31,7 +29,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call
-from txnkv.remote.methods import remote_calls
+from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError
@@ -51,6 +49,7 @@ _MOST_TOGETHER: Final = 256
 
 
 @remote_calls("Transaction", "mark_applied")
+@remote_calls("Transaction", "get get_by get_many", by="_read")
 class RemoteTransaction(RemoteHandle, Transaction):
     """See `txnkv.Transaction`.
 
@@ -323,35 +322,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     # -- reading -----------------------------------------------------------------------
 
-    def _read(self, name: str, table: Any, *args: Any) -> Any:
+    def _read(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
         found = self._connection.table_of(table)
         calls = [call for session in self._sessions for call in self._with_rows(session)]
-        return self.channel.call(*calls, Call(self.twin, self, name, (found, *args)))
+        return self.channel.call(*calls, Call(self.twin, self, name, (found, *args), named))
 
-    def get(self, table: Any, key: Any) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self._read("get", table, key)
-        return found
-
-    def get_by(self, table: Any, columns: str | Sequence[str], values: Any) -> list[Any]:
-        found: list[Any] = self._read("get_by", table, columns, values)
-        return found
-
-    def get_many(self, table: Any, keys: Sequence[Any]) -> pa.Table:
-        return self._read("get_many", table, keys)
-
-    def scan(
-        self,
-        table: Any,
-        columns: Sequence[str] | None = None,
-        where: Any = None,
-        ordered: bool = False,
-        limit: int | None = None,
-    ) -> Scan:
-        found = self._connection.table_of(table)
-        return RemoteScan(
-            self._connection, self, columns, where, ordered, limit, table=found,
-            before=self._send_waiting,
-        )  # fmt: skip
+    @like(Transaction.scan)
+    def scan(self, *args: Any, **named: Any) -> Scan:
+        options = arguments(Transaction.scan, args, named)
+        table = self._connection.table_of(options.pop("table"))
+        return RemoteScan(self._connection, self, options, table=table, before=self._send_waiting)
 
     def _send_waiting(self) -> None:
         calls = [call for session in self._sessions for call in self._with_rows(session)]
