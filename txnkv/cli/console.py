@@ -108,6 +108,11 @@ def print_json(value: Any) -> None:
     click.echo(json_text(value))
 
 
+def tell(as_json: bool, document: Any, text: str) -> None:
+    """Tell a program, or people, what was done."""
+    click.echo(json_text(document) if as_json else text)
+
+
 def json_text(value: Any) -> str:
     """Strict JSON: NaN and infinities, which it does not have, are null."""
     try:
@@ -293,13 +298,15 @@ def bar(unit: str = "") -> Progress:
 
 
 @contextmanager
-def steps(what: str, noun: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows a bar, when it is told how many are done, of how many."""
+def steps(what: str, noun: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while steps are done, which are of this noun, or "bytes", or not counted."""
     with bar() as progress:
         task = progress.add_task(what, total=None, note="")
 
         def step(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} {noun}")
+            counted = f"{done:,}/{total:,} {noun}" if noun else ""
+            note = f"{size(done)} of {size(total)}" if noun == "bytes" else counted
+            progress.update(task, completed=done, total=total, note=note)
 
         yield step
 

@@ -29,10 +29,10 @@ from txnkv.cli.console import (
     bar,
     json_option,
     plural,
-    print_json,
     rate,
     store_argument,
     table_argument,
+    tell,
 )
 from txnkv.cli.text_sources import CsvSource, JsonSource, Options, storable
 from txnkv.errors import (
@@ -122,24 +122,21 @@ def load(
             if isinstance(error, (TxnkvError, OSError, ValueError, pa.ArrowException)):
                 raise click.ClickException(done.failure(error)) from error
             raise
-    if as_json:
-        print_json(
-            {
-                "table": table,
-                "made": made,
-                "rows": done.rows,
-                "inserted": result.inserted,
-                "updated": result.updated,
-                "deleted": result.deleted,
-                "ignored": result.ignored,
-                "seconds": round(seconds, 6),
-                "commit_timestamp": int(timestamp),
-            }
-        )
-        return
-    click.echo(
+    tell(
+        as_json,
+        {
+            "table": table,
+            "made": made,
+            "rows": done.rows,
+            "inserted": result.inserted,
+            "updated": result.updated,
+            "deleted": result.deleted,
+            "ignored": result.ignored,
+            "seconds": round(seconds, 6),
+            "commit_timestamp": int(timestamp),
+        },
         f"{_summary(operation, result, table + (' (made)' if made else ''))} "
-        f"in {seconds:.2f} s, {rate(done.rows, seconds)}"
+        f"in {seconds:.2f} s, {rate(done.rows, seconds)}",
     )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import txnkv
 from txnkv.cli import message_lines
 from txnkv.cli.command_group import stopping
-from txnkv.cli.console import bar, plural, print_json, rate, store_argument, topic_argument
+from txnkv.cli.console import bar, plural, rate, store_argument, tell, topic_argument
 from txnkv.cli.message_lines import Row, TypedLines
 from txnkv.cli.parsing import topic_arguments, topic_options
 from txnkv.errors import TopicNotFoundError
@@ -77,12 +77,13 @@ def produce(
         messages = _messages(files or ("-",), parse)
         sent = _send_all(client, target, messages, transaction)
     seconds = time.perf_counter() - started
-    if as_json:
-        print_json({"topic": topic, "sent": sent, "seconds": round(seconds, 6)})
-    else:
-        # A rate of what somebody types says nothing.
-        fast = f" in {seconds:.2f} s, {rate(sent, seconds, 'message')}" if sent > 1000 else ""
-        click.echo(f"sent {plural(sent, 'message')} to {topic}{fast}")
+    # A rate of what somebody types says nothing.
+    fast = f" in {seconds:.2f} s, {rate(sent, seconds, 'message')}" if sent > 1000 else ""
+    tell(
+        as_json,
+        {"topic": topic, "sent": sent, "seconds": round(seconds, 6)},
+        f"sent {plural(sent, 'message')} to {topic}{fast}",
+    )
 
 
 def _target(

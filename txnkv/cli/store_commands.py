@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import click
 import txnkv
 from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import (
-    bar,
     json_option,
     plural,
     print_grid,
@@ -22,6 +19,7 @@ from txnkv.cli.console import (
     size,
     steps,
     store_argument,
+    tell,
 )
 from txnkv.cli.parsing import snapshot
 
@@ -34,12 +32,13 @@ def init(store: str, as_json: bool) -> None:
     there = (Path(store) / "FORMAT").exists()
     with txnkv.connect(store) as client:
         path, tables = client.path, len(client.tables())
-    if as_json:
-        print_json({"path": path, "made": not there, "tables": tables})
-    elif there:
-        click.echo(f"{store} is a store already, with {plural(tables, 'table')}")
-    else:
-        click.echo(f"made the store {store}")
+    tell(
+        as_json,
+        {"path": path, "made": not there, "tables": tables},
+        f"{store} is a store already, with {plural(tables, 'table')}"
+        if there
+        else f"made the store {store}",
+    )
 
 
 @click.command()
@@ -252,18 +251,6 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
     click.echo(f"{loss.part} works again" if loss else f"{loss.part} had lost nothing")
 
 
-@contextmanager
-def _bytes(what: str) -> Iterator[Callable[[int, int], None]]:
-    with bar() as progress:
-        task = progress.add_task(what, total=None, note="")
-
-        def step(done: int, total: int) -> None:
-            note = f"{size(done)} of {size(total)}"
-            progress.update(task, completed=done, total=total, note=note)
-
-        yield step
-
-
 @click.command()
 @store_argument
 @click.argument("dest", metavar="DEST")
@@ -286,18 +273,17 @@ def backup(store: str, dest: str, base: str | None, limit: float | None, as_json
     """
     with (
         txnkv.connect(store, create=False) as client,
-        _bytes("copying") as step,
+        steps("copying", "bytes") as step,
         stopping(lambda: f"nothing is left at {dest}"),
     ):
         rate = None if limit is None else limit * (1 << 20)
         done = client.backup(dest, base=base, bytes_per_second=rate, progress=step)
-    if as_json:
-        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
-        return
     linked = f", {size(done.linked)} of it linked" if base is not None else ""
-    click.echo(
+    tell(
+        as_json,
+        dataclasses.asdict(done),
         f"copied {store} as of {done.timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC to {done.path}: "
-        f"{plural(done.files, 'file')}, {size(done.size)}{linked}"
+        f"{plural(done.files, 'file')}, {size(done.size)}{linked}",
     )
 
 
@@ -316,17 +302,16 @@ def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
     with given():
         until = None if at is None else snapshot(at)
     with (
-        _bytes("restoring") as step,
+        steps("restoring", "bytes") as step,
         stopping(lambda: f"nothing is left at {dest}"),
     ):
         done = txnkv.restore(src, dest, at=until, progress=step)
-    if as_json:
-        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
-        return
     when = done.timestamp.datetime
-    click.echo(
+    tell(
+        as_json,
+        dataclasses.asdict(done),
         f"made the store {done.path} as of {when:%Y-%m-%d %H:%M:%S} UTC, of {done.backup}, "
-        f"{size(done.size)}"
+        f"{size(done.size)}",
     )
 
 
@@ -343,22 +328,14 @@ def dump(store: str, dest: str, as_json: bool) -> None:
     """
     with (
         txnkv.connect(store, create=False) as client,
-        _parts("dumping") as step,
+        steps("dumping") as step,
         stopping(lambda: f"nothing is left at {dest}"),
     ):
         done = txnkv.dump(client, dest, progress=step)
-    if as_json:
-        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
-        return
-    click.echo(
+    tell(
+        as_json,
+        dataclasses.asdict(done),
         f"dumped {store} as of {done.timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC to {done.path}: "
         f"{plural(done.rows, 'row')} of {plural(done.tables, 'table')}, "
-        f"{plural(done.messages, 'message')} of {plural(done.topics, 'topic')}, {size(done.size)}"
+        f"{plural(done.messages, 'message')} of {plural(done.topics, 'topic')}, {size(done.size)}",
     )
-
-
-@contextmanager
-def _parts(what: str) -> Iterator[Callable[[int, int], None]]:
-    with bar() as progress:
-        task = progress.add_task(what, total=None, note="")
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -30,6 +30,7 @@ from txnkv.cli.console import (
     steps,
     store_argument,
     table_argument,
+    tell,
     yes_option,
 )
 from txnkv.cli.message_lines import short, taker
@@ -81,12 +82,13 @@ def create(
         there = table in client.tables()
         made = client.create_table(table, schema, hashed or None, exists_ok=exists_ok)
         tablets = len(made.info.tablets)
-    if as_json:
-        print_json({"name": table, "made": not there, "tablets": tablets})
-    elif there:
-        click.echo(f"{table} is there already")
-    else:
-        click.echo(f"made {table}" + (f" of {tablets} tablets" if tablets > 1 else ""))
+    tell(
+        as_json,
+        {"name": table, "made": not there, "tablets": tablets},
+        f"{table} is there already"
+        if there
+        else f"made {table}" + (f" of {tablets} tablets" if tablets > 1 else ""),
+    )
 
 
 @click.command()
@@ -106,10 +108,11 @@ def drop(store: str, table: str, missing_ok: bool, yes: bool, as_json: bool) -> 
         if there:
             confirm(f"drop {table} with {plural(client.table(table).count(), 'row')}?", yes)
         client.drop_table(table, missing_ok=missing_ok)
-    if as_json:
-        print_json({"dropped": table if there else None})
-    else:
-        click.echo(f"dropped {table}" if there else f"there is no {table}")
+    tell(
+        as_json,
+        {"dropped": table if there else None},
+        f"dropped {table}" if there else f"there is no {table}",
+    )
 
 
 @click.command()
@@ -187,11 +190,8 @@ def alter(
         default = parsing.defaults(defaults, found.schema, widen) | dict.fromkeys(bare)
         schema = found.alter(add, rename, dropped, widen, default, nullable, lives)
     types = schema.type_names()
-    if as_json:
-        print_json({"name": table, "columns": types})
-    else:
-        shown = ", ".join(f"{name} {kind}" for name, kind in types.items())
-        click.echo(f"{table} has the columns {shown}")
+    shown = ", ".join(f"{name} {kind}" for name, kind in types.items())
+    tell(as_json, {"name": table, "columns": types}, f"{table} has the columns {shown}")
 
 
 @click.command()
@@ -206,10 +206,7 @@ def rename(store: str, table: str, name: str, as_json: bool) -> None:
     """
     with txnkv.connect(store, create=False) as client, given():
         client.rename_table(table, name)
-    if as_json:
-        print_json({"name": name, "was": table})
-    else:
-        click.echo(f"{table} is {name} now")
+    tell(as_json, {"name": name, "was": table}, f"{table} is {name} now")
 
 
 @click.command()
@@ -230,11 +227,12 @@ def revert(store: str, table: str, at: str, as_json: bool) -> None:
             when = client.timestamp_of(parsing.snapshot(at))
         with stopping(lambda: "nothing was changed"):
             done = found.restore(when)
-    if as_json:
-        print_json({"inserted": done.inserted, "updated": done.updated, "deleted": done.deleted})
-    else:
-        parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
-        click.echo(f"{table} is as it was: {', '.join(parts)}, {done.deleted:,} deleted")
+    parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
+    tell(
+        as_json,
+        {"inserted": done.inserted, "updated": done.updated, "deleted": done.deleted},
+        f"{table} is as it was: {', '.join(parts)}, {done.deleted:,} deleted",
+    )
 
 
 # -- rows ------------------------------------------------------------------------------
@@ -255,10 +253,7 @@ def count(
         with given():
             when = None if at is None else client.timestamp_of(parsing.snapshot(at))
         rows = found.count(where(conditions, found.schema), when)
-    if as_json:
-        print_json({"table": table, "rows": rows})
-    else:
-        click.echo(str(rows))
+    tell(as_json, {"table": table, "rows": rows}, str(rows))
 
 
 @click.command()
@@ -330,12 +325,13 @@ def insert(
             for row in parsed:
                 write(found, row)
             done = session.flush()
-    if as_json:
-        print_json({"table": table, "inserted": done.inserted, "updated": done.updated})
-        return
     told = [f"inserted {plural(done.inserted, 'row')}"] if op != "update" else []
     told += [f"updated {plural(done.updated, 'row')}"] if op != "insert" else []
-    click.echo(f"{', '.join(told)} in {table}" if op != "insert" else f"{told[0]} into {table}")
+    tell(
+        as_json,
+        {"table": table, "inserted": done.inserted, "updated": done.updated},
+        f"{', '.join(told)} in {table}" if op != "insert" else f"{told[0]} into {table}",
+    )
 
 
 @click.command()
@@ -368,10 +364,11 @@ def delete(
                 columns = list(found.schema.primary_key)
                 scan = found.scan(columns, asked, txn.snapshot)
                 deleted = txn.write(found, scan, "delete").deleted
-    if as_json:
-        print_json({"table": table, "deleted": deleted})
-    else:
-        click.echo(f"deleted {plural(deleted, 'row')} from {table}")
+    tell(
+        as_json,
+        {"table": table, "deleted": deleted},
+        f"deleted {plural(deleted, 'row')} from {table}",
+    )
 
 
 # -- indexes ---------------------------------------------------------------------------
@@ -402,11 +399,12 @@ def create_index(store: str, table: str, columns: str, unique: bool, as_json: bo
         steps("indexing", "rows") as step,
     ):
         made = client.create_index(table, parsing.names(columns), unique, step)
-    if as_json:
-        print_json({"table": table, **vars(made)})
-    else:
-        kind = "unique index" if made.unique else "index"
-        click.echo(f"made a{'' if made.unique else 'n'} {kind} of {table} by {_columns(made)}")
+    kind = "unique index" if made.unique else "index"
+    tell(
+        as_json,
+        {"table": table, **vars(made)},
+        f"made a{'' if made.unique else 'n'} {kind} of {table} by {_columns(made)}",
+    )
 
 
 @index.command("drop")
@@ -419,10 +417,11 @@ def drop_index(store: str, table: str, columns: str, as_json: bool) -> None:
     names = parsing.names(columns)
     with txnkv.connect(store, create=False) as client:
         client.drop_index(table, names)
-    if as_json:
-        print_json({"table": table, "dropped": names})
-    else:
-        click.echo(f"dropped the index of {table} by {', '.join(names)}")
+    tell(
+        as_json,
+        {"table": table, "dropped": names},
+        f"dropped the index of {table} by {', '.join(names)}",
+    )
 
 
 @index.command("list")

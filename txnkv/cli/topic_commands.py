@@ -26,6 +26,7 @@ from txnkv.cli.console import (
     print_pairs,
     size,
     store_argument,
+    tell,
     topic_argument,
     topic_or_none_argument,
     yes_option,
@@ -88,12 +89,13 @@ def create(
         client.create_topic(
             topic, partitions, exists_ok=exists_ok, **parsing.topic_arguments(**options)
         )
-    if as_json:
-        print_json({"name": topic, "made": not there, "partitions": partitions})
-    elif there:
-        click.echo(f"{topic} is there already")
-    else:
-        click.echo(f"made {topic} of {plural(partitions, 'partition')}")
+    tell(
+        as_json,
+        {"name": topic, "made": not there, "partitions": partitions},
+        f"{topic} is there already"
+        if there
+        else f"made {topic} of {plural(partitions, 'partition')}",
+    )
 
 
 @topics.command()
@@ -162,11 +164,12 @@ def truncate(
         below = ", ".join(f"{offset} in partition {number}" for number, offset in wanted.items())
         confirm(f"give up messages of {topic} below {below}?", yes)
         starts = found.truncate("latest" if where == "latest" and not partitions else wanted)
-    if as_json:
-        print_json({"name": topic, "starts": {str(n): starts[n] for n in starts}})
-    else:
-        places = ", ".join(f"partition {n} at {starts[n]}" for n in starts)
-        click.echo(f"{topic} begins: {places}")
+    places = ", ".join(f"partition {n} at {starts[n]}" for n in starts)
+    tell(
+        as_json,
+        {"name": topic, "starts": {str(n): starts[n] for n in starts}},
+        f"{topic} begins: {places}",
+    )
 
 
 @topics.command("drop")
@@ -187,10 +190,11 @@ def drop_topic(store: str, topic: str, missing_ok: bool, yes: bool, as_json: boo
             offsets = sum(client.topic(topic).end_offsets().values())
             confirm(f"drop {topic}, which goes to {plural(offsets, 'offset')}?", yes)
         client.drop_topic(topic, missing_ok=missing_ok)
-    if as_json:
-        print_json({"dropped": topic if there else None})
-    else:
-        click.echo(f"dropped {topic}" if there else f"there is no {topic}")
+    tell(
+        as_json,
+        {"dropped": topic if there else None},
+        f"dropped {topic}" if there else f"there is no {topic}",
+    )
 
 
 @topics.command("list")
@@ -509,11 +513,12 @@ def seek(
             for number in numbers:
                 subscription.seek(number, to)
             committed = subscription.committed()
-    if as_json:
-        print_json({"name": name, "committed": [committed[number] for number in range(count)]})
-    else:
-        places = ", ".join(f"{number} at {committed[number]}" for number in numbers)
-        click.echo(f"moved {name}: partition {places}")
+    places = ", ".join(f"{number} at {committed[number]}" for number in numbers)
+    tell(
+        as_json,
+        {"name": name, "committed": [committed[number] for number in range(count)]},
+        f"moved {name}: partition {places}",
+    )
 
 
 @group.command()
@@ -528,10 +533,7 @@ def drop(store: str, topic: str, name: str, as_json: bool) -> None:
     """
     with txnkv.connect(store, create=False) as client:
         client.topic(topic).drop_subscription(name)
-    if as_json:
-        print_json({"dropped": name})
-    else:
-        click.echo(f"dropped {name}")
+    tell(as_json, {"dropped": name}, f"dropped {name}")
 
 
 def _kafka_groups(client: txnkv.Client, topic: txnkv.Topic) -> list[dict[str, Any]]:

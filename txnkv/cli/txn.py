@@ -16,6 +16,7 @@ from txnkv.cli.console import (
     print_json,
     print_pairs,
     store_argument,
+    tell,
 )
 from txnkv.client import TxnInfo
 from txnkv.coordinator import TxnId, TxnState
@@ -98,10 +99,7 @@ def abort(store: str, id: int, as_json: bool) -> None:
     with txnkv.connect(store, create=False) as client:
         client.abort_transaction(id)
         state = client.transaction_state(id)
-    if as_json:
-        print_json({"id": id, "state": state.name})
-    else:
-        click.echo(f"transaction {id} is {state.name}")
+    tell(as_json, {"id": id, "state": state.name}, f"transaction {id} is {state.name}")
 
 
 def _find(client: txnkv.Client, id: int) -> TxnInfo:
