@@ -22,7 +22,6 @@ __version__ = "0.1.0"  # which setuptools reads from here as well
 if TYPE_CHECKING:
     from txnkv import aio as aio
     from txnkv.api import *  # noqa: F403
-    from txnkv.api import __all__ as __all__
 else:
 
     def __getattr__(name):
@@ -34,7 +33,7 @@ else:
             if find_spec(f"{__name__}.{name}") is not None:
                 return import_module(f"{__name__}.{name}")
             api = import_module("txnkv.api")
-            names = {each: getattr(api, each) for each in api.__all__}
+            names = {each: vars(api)[each] for each in vars(api) if not each.startswith("_")}
             globals().update(names, __all__=[*names, "aio"])
             if name in globals():
                 return globals()[name]

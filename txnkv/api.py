@@ -1,127 +1,68 @@
 """All that `txnkv` gives: see the package itself, which loads this when it is used."""
 
-from txnkv.client import (
-    CheckReport,
-    Client,
-    CompactReport,
-    Consumer,
-    DiffToken,
-    Index,
-    Producer,
-    Snapshot,
-    Subscription,
-    Table,
-    Topic,
-    TxnInfo,
-    dump,
-    replicate,
-    restore,
-)
-from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
-from txnkv.errors import (
-    AckConflictError,
-    AlreadyAppliedError,
-    AlreadyPresentError,
-    AuthenticationError,
-    ClosedError,
-    CommitOutcomeUnknownError,
-    CorruptionError,
-    HistoryExpiredError,
-    IncompatibleStoreError,
-    InvalidTokenError,
-    InvalidTxnStateError,
-    NotFoundError,
-    NotSupportedError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-    ProducerFencedError,
-    RowError,
-    RowErrors,
-    SchemaChangedError,
-    SchemaError,
-    StorageFullError,
-    StoreNotFoundError,
-    TableExistsError,
-    TableNotFoundError,
-    TopicExistsError,
-    TopicNotFoundError,
-    TransactionConflictError,
-    TransactionLockedError,
-    TransactionTimedOutError,
-    TxnkvError,
-    TxnNotFoundError,
-    UnavailableError,
-)
-from txnkv.remote import connect
-from txnkv.tables import Column, Schema, hash_partition, range_partition
-from txnkv.topics import AbortedTxn, FetchResult, Message, MessageId
-from txnkv.transaction import Scan, ScanToken, Session, Transaction, TxnToken, WriteResult
-
-__all__ = [
-    "AbortedTxn",
-    "AckConflictError",
-    "AlreadyAppliedError",
-    "AlreadyPresentError",
-    "Applied",
-    "AuthenticationError",
-    "CheckReport",
-    "Client",
-    "ClosedError",
-    "Column",
-    "CommitOutcomeUnknownError",
-    "CompactReport",
-    "Consumer",
-    "CorruptionError",
-    "DiffToken",
-    "FetchResult",
-    "HistoryExpiredError",
-    "IncompatibleStoreError",
-    "Index",
-    "InvalidTokenError",
-    "InvalidTxnStateError",
-    "Message",
-    "MessageId",
-    "NotFoundError",
-    "NotSupportedError",
-    "OffsetOutOfRangeError",
-    "OutOfOrderSequenceError",
-    "Producer",
-    "ProducerFencedError",
-    "RowError",
-    "RowErrors",
-    "Scan",
-    "ScanToken",
-    "Schema",
-    "SchemaChangedError",
-    "SchemaError",
-    "Session",
-    "Snapshot",
-    "StorageFullError",
-    "StoreNotFoundError",
-    "Subscription",
-    "Table",
-    "TableExistsError",
-    "TableNotFoundError",
-    "Timestamp",
-    "Topic",
-    "TopicExistsError",
-    "TopicNotFoundError",
-    "Transaction",
-    "TransactionConflictError",
-    "TransactionLockedError",
-    "TransactionTimedOutError",
-    "TxnId",
-    "TxnInfo",
-    "TxnNotFoundError",
-    "TxnState",
-    "TxnToken",
-    "TxnkvError",
-    "UnavailableError",
-    "WriteResult",
-    "connect",
-    "dump",
-    "hash_partition",
-    "range_partition",
-    "replicate",
-    "restore",
-]
+from txnkv.client import CheckReport as CheckReport
+from txnkv.client import Client as Client
+from txnkv.client import CompactReport as CompactReport
+from txnkv.client import Consumer as Consumer
+from txnkv.client import DiffToken as DiffToken
+from txnkv.client import Index as Index
+from txnkv.client import Producer as Producer
+from txnkv.client import Snapshot as Snapshot
+from txnkv.client import Subscription as Subscription
+from txnkv.client import Table as Table
+from txnkv.client import Topic as Topic
+from txnkv.client import TxnInfo as TxnInfo
+from txnkv.client import dump as dump
+from txnkv.client import replicate as replicate
+from txnkv.client import restore as restore
+from txnkv.coordinator import Applied as Applied
+from txnkv.coordinator import Timestamp as Timestamp
+from txnkv.coordinator import TxnId as TxnId
+from txnkv.coordinator import TxnState as TxnState
+from txnkv.errors import AckConflictError as AckConflictError
+from txnkv.errors import AlreadyAppliedError as AlreadyAppliedError
+from txnkv.errors import AlreadyPresentError as AlreadyPresentError
+from txnkv.errors import AuthenticationError as AuthenticationError
+from txnkv.errors import ClosedError as ClosedError
+from txnkv.errors import CommitOutcomeUnknownError as CommitOutcomeUnknownError
+from txnkv.errors import CorruptionError as CorruptionError
+from txnkv.errors import HistoryExpiredError as HistoryExpiredError
+from txnkv.errors import IncompatibleStoreError as IncompatibleStoreError
+from txnkv.errors import InvalidTokenError as InvalidTokenError
+from txnkv.errors import InvalidTxnStateError as InvalidTxnStateError
+from txnkv.errors import NotFoundError as NotFoundError
+from txnkv.errors import NotSupportedError as NotSupportedError
+from txnkv.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+from txnkv.errors import OutOfOrderSequenceError as OutOfOrderSequenceError
+from txnkv.errors import ProducerFencedError as ProducerFencedError
+from txnkv.errors import RowError as RowError
+from txnkv.errors import RowErrors as RowErrors
+from txnkv.errors import SchemaChangedError as SchemaChangedError
+from txnkv.errors import SchemaError as SchemaError
+from txnkv.errors import StorageFullError as StorageFullError
+from txnkv.errors import StoreNotFoundError as StoreNotFoundError
+from txnkv.errors import TableExistsError as TableExistsError
+from txnkv.errors import TableNotFoundError as TableNotFoundError
+from txnkv.errors import TopicExistsError as TopicExistsError
+from txnkv.errors import TopicNotFoundError as TopicNotFoundError
+from txnkv.errors import TransactionConflictError as TransactionConflictError
+from txnkv.errors import TransactionLockedError as TransactionLockedError
+from txnkv.errors import TransactionTimedOutError as TransactionTimedOutError
+from txnkv.errors import TxnkvError as TxnkvError
+from txnkv.errors import TxnNotFoundError as TxnNotFoundError
+from txnkv.errors import UnavailableError as UnavailableError
+from txnkv.remote import connect as connect
+from txnkv.tables import Column as Column
+from txnkv.tables import Schema as Schema
+from txnkv.tables import hash_partition as hash_partition
+from txnkv.tables import range_partition as range_partition
+from txnkv.topics import AbortedTxn as AbortedTxn
+from txnkv.topics import FetchResult as FetchResult
+from txnkv.topics import Message as Message
+from txnkv.topics import MessageId as MessageId
+from txnkv.transaction import Scan as Scan
+from txnkv.transaction import ScanToken as ScanToken
+from txnkv.transaction import Session as Session
+from txnkv.transaction import Transaction as Transaction
+from txnkv.transaction import TxnToken as TxnToken
+from txnkv.transaction import WriteResult as WriteResult

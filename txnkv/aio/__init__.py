@@ -18,29 +18,14 @@ happens.
 a thread, and makes the twin of a method.
 """
 
-from txnkv.aio.async_client import AsyncClient, connect
-from txnkv.aio.async_handles import (
-    AsyncConsumer,
-    AsyncProducer,
-    AsyncScan,
-    AsyncSession,
-    AsyncSnapshot,
-    AsyncSubscription,
-    AsyncTable,
-    AsyncTopic,
-    AsyncTransaction,
-)
-
-__all__ = [
-    "AsyncClient",
-    "AsyncConsumer",
-    "AsyncProducer",
-    "AsyncScan",
-    "AsyncSession",
-    "AsyncSnapshot",
-    "AsyncSubscription",
-    "AsyncTable",
-    "AsyncTopic",
-    "AsyncTransaction",
-    "connect",
-]
+from txnkv.aio.async_client import AsyncClient as AsyncClient
+from txnkv.aio.async_client import connect as connect
+from txnkv.aio.async_handles import AsyncConsumer as AsyncConsumer
+from txnkv.aio.async_handles import AsyncProducer as AsyncProducer
+from txnkv.aio.async_handles import AsyncScan as AsyncScan
+from txnkv.aio.async_handles import AsyncSession as AsyncSession
+from txnkv.aio.async_handles import AsyncSnapshot as AsyncSnapshot
+from txnkv.aio.async_handles import AsyncSubscription as AsyncSubscription
+from txnkv.aio.async_handles import AsyncTable as AsyncTable
+from txnkv.aio.async_handles import AsyncTopic as AsyncTopic
+from txnkv.aio.async_handles import AsyncTransaction as AsyncTransaction

@@ -14,78 +14,42 @@ With them come the words that options take, as types: a checker finds a wrong on
 runs.
 """
 
-from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
-from txnkv.client.attempts import (
-    NAMES_TABLE,
-    Attempts,
-    Claim,
-    NamedTransaction,
-    begin_transaction,
-    claim_name,
-    names_table,
-)
-from txnkv.client.backup import BackupReport, RestoreReport, restore
-from txnkv.client.client import Client
-from txnkv.client.consumer import Consumer
-from txnkv.client.dump_files import DumpReport, dump
-from txnkv.client.indexes import Index
-from txnkv.client.opening import connect
-from txnkv.client.planning import Planning
-from txnkv.client.producer import Producer, close_producers
-from txnkv.client.replica import replicate
-from txnkv.client.subscription import Subscription
-from txnkv.client.table import DiffToken, Snapshot, Table
-from txnkv.client.topic import Topic
-from txnkv.tables import Operation
-from txnkv.topics import (
-    Buffer,
-    Compression,
-    FetchIsolation,
-    Order,
-    ReadIsolation,
-    Start,
-    SubscriptionType,
-)
-from txnkv.transaction import FlushMode, Isolation, Locking
-
-__all__ = [
-    "Attempts",
-    "BackupReport",
-    "Buffer",
-    "CheckReport",
-    "Claim",
-    "Client",
-    "CompactReport",
-    "Compression",
-    "Consumer",
-    "DiffToken",
-    "DumpReport",
-    "FetchIsolation",
-    "FlushMode",
-    "Index",
-    "Isolation",
-    "Locking",
-    "NAMES_TABLE",
-    "NamedTransaction",
-    "Operation",
-    "Order",
-    "Planning",
-    "Producer",
-    "ReadIsolation",
-    "RestoreReport",
-    "Snapshot",
-    "Start",
-    "Subscription",
-    "SubscriptionType",
-    "Table",
-    "Topic",
-    "TxnInfo",
-    "begin_transaction",
-    "claim_name",
-    "close_producers",
-    "connect",
-    "dump",
-    "names_table",
-    "replicate",
-    "restore",
-]
+from txnkv.client.admin import CheckReport as CheckReport
+from txnkv.client.admin import CompactReport as CompactReport
+from txnkv.client.admin import TxnInfo as TxnInfo
+from txnkv.client.attempts import NAMES_TABLE as NAMES_TABLE
+from txnkv.client.attempts import Attempts as Attempts
+from txnkv.client.attempts import Claim as Claim
+from txnkv.client.attempts import NamedTransaction as NamedTransaction
+from txnkv.client.attempts import begin_transaction as begin_transaction
+from txnkv.client.attempts import claim_name as claim_name
+from txnkv.client.attempts import names_table as names_table
+from txnkv.client.backup import BackupReport as BackupReport
+from txnkv.client.backup import RestoreReport as RestoreReport
+from txnkv.client.backup import restore as restore
+from txnkv.client.client import Client as Client
+from txnkv.client.consumer import Consumer as Consumer
+from txnkv.client.dump_files import DumpReport as DumpReport
+from txnkv.client.dump_files import dump as dump
+from txnkv.client.indexes import Index as Index
+from txnkv.client.opening import connect as connect
+from txnkv.client.planning import Planning as Planning
+from txnkv.client.producer import Producer as Producer
+from txnkv.client.producer import close_producers as close_producers
+from txnkv.client.replica import replicate as replicate
+from txnkv.client.subscription import Subscription as Subscription
+from txnkv.client.table import DiffToken as DiffToken
+from txnkv.client.table import Snapshot as Snapshot
+from txnkv.client.table import Table as Table
+from txnkv.client.topic import Topic as Topic
+from txnkv.tables import Operation as Operation
+from txnkv.topics import Buffer as Buffer
+from txnkv.topics import Compression as Compression
+from txnkv.topics import FetchIsolation as FetchIsolation
+from txnkv.topics import Order as Order
+from txnkv.topics import ReadIsolation as ReadIsolation
+from txnkv.topics import Start as Start
+from txnkv.topics import SubscriptionType as SubscriptionType
+from txnkv.transaction import FlushMode as FlushMode
+from txnkv.transaction import Isolation as Isolation
+from txnkv.transaction import Locking as Locking
