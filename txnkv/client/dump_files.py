@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +40,7 @@ from txnkv.client.client import Client
 from txnkv.client.opening import connect
 from txnkv.client.table import Table
 from txnkv.coordinator import Timestamp, one
+from txnkv.core import gathered
 from txnkv.errors import NotSupportedError
 from txnkv.storage import (
     BackupWriter,
@@ -225,23 +226,10 @@ class _DumpWriter:
         rows, path = 0, self._backup.path(name)
         make_private_file(path)
         with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-            for table in _grouped(schema, batches):
+            for some in gathered(batches, _GROUP_ROWS, _GROUP_BYTES):
+                table = pa.Table.from_batches(some, schema)
                 writer.write_table(table, row_group_size=table.num_rows)
                 rows += table.num_rows
                 self._tell(min(self._rows + self._messages + rows, self._total), self._total)
         self._backup.add(name)
         return rows
-
-
-def _grouped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches put together for row groups."""
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        held.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, rows, size = [], 0, 0
-    if rows:
-        yield pa.Table.from_batches(held, schema)

@@ -111,7 +111,7 @@ from txnkv.core.native import (
     wall_micros,
 )
 from txnkv.core.row_layout import RowBytes, RowLayout, row_table
-from txnkv.core.rows import NULL_ROW, Bitmap, Rows
+from txnkv.core.rows import NULL_ROW, Bitmap, Rows, gathered, joined, slices_of
 from txnkv.core.sorted_keys import (
     Merger,
     find,

@@ -1,8 +1,10 @@
-"""Row lists and bitmaps: the two ways in which the core names some rows of many."""
+"""Row lists and bitmaps: the two ways in which the core names some rows of many. Batches of rows,
+cut and joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -216,3 +218,41 @@ class Bitmap:
 def rows_pointer(rows: Rows | None) -> object:
     """The `uint32_t *` of a row list, NULL for None."""
     return ffi.NULL if rows is None else pointer(rows.buffer, "uint32_t *")
+
+
+# -- batches ---------------------------------------------------------------------------
+
+
+def slices_of(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Slices of a batch of at most so many rows, and about so many bytes, without copying."""
+    if batch.num_rows == 0:
+        return
+    width = max(batch.nbytes / batch.num_rows, 1.0)
+    step = max(1, min(rows, int(size / width)))
+    for lo in range(0, batch.num_rows, step):
+        yield batch.slice(lo, step)
+
+
+def gathered(
+    batches: Iterable[pa.RecordBatch], rows: int, size: int = 1 << 62
+) -> Iterator[list[pa.RecordBatch]]:
+    """Batches that have rows, in lists of together at most so many rows and bytes, or of one."""
+    waiting: list[pa.RecordBatch] = []
+    count = taken = 0
+    for batch in batches:
+        nbytes = batch.nbytes
+        if batch.num_rows == 0:
+            continue
+        if waiting and (count + batch.num_rows > rows or taken + nbytes > size):
+            yield waiting
+            waiting, count, taken = [], 0, 0
+        waiting.append(batch)
+        count += batch.num_rows
+        taken += nbytes
+    if waiting:
+        yield waiting
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one; a single one is not copied."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, get_args
 
 import pyarrow as pa
 
 from txnkv.coordinator import TxnId
+from txnkv.core import slices_of
 from txnkv.errors import (
     ClosedError,
     InvalidTxnStateError,
@@ -53,11 +55,7 @@ def _require_mode(mode: str) -> None:
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches that a message holds, the next of which is on its way while one is written."""
-    for batch in batches:
-        parts = max(1, -(-batch.nbytes // _BATCH_BYTES))
-        rows = max(1, -(-batch.num_rows // parts))
-        for first in range(0, max(batch.num_rows, 1), rows):
-            yield batch.slice(first, rows)
+    return chain.from_iterable(slices_of(each, each.num_rows, _BATCH_BYTES) for each in batches)
 
 
 class Changes:

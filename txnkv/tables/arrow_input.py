@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from txnkv import core
 from txnkv.core import JSON
 from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
@@ -153,37 +154,14 @@ def chunks(
     given, batches = open_stream(data)
     normaliser = Normaliser(schema, given, op)
     most_rows, most_bytes = CHUNK_ROWS // shared_by, CHUNK_BYTES // shared_by
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for given_batch in batches:
-        go_on()
-        for batch in _cut(given_batch, most_rows, most_bytes):
-            if batch.num_rows == 0:
-                continue
-            normal = normaliser.batch(batch)
-            nbytes = normal.nbytes
-            if waiting and (rows + normal.num_rows > most_rows or size + nbytes > most_bytes):
-                yield _joined(waiting)
-                waiting, rows, size = [], 0, 0
-            waiting.append(normal)
-            rows += normal.num_rows
-            size += nbytes
-    if waiting:
-        yield _joined(waiting)
 
+    def normal() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            go_on()
+            for piece in core.slices_of(batch, most_rows, most_bytes):
+                yield normaliser.batch(piece)
 
-def _cut(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Slices of a large batch, without copying."""
-    if batch.num_rows == 0:
-        return
-    width = max(batch.nbytes / batch.num_rows, 1.0)
-    step = max(1, min(rows, int(size / width)))
-    for lo in range(0, batch.num_rows, step):
-        yield batch.slice(lo, step)
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    yield from map(core.joined, core.gathered(normal(), most_rows, most_bytes))
 
 
 # -- single rows -----------------------------------------------------------------------

@@ -218,7 +218,9 @@ class Outbox:
             AckConflictError: another transaction has one of the acks.
         """
         for id, kept in list(self._partitions.items()):
-            kept.portions += _portions(_encoded(kept.topic, kept.lots, row.txn_id, decided=False))
+            batches = _encoded(kept.topic, kept.lots, row.txn_id, decided=False)
+            some = chunking.gathered(batches, _APPEND_BYTES)
+            kept.portions += [_Portion(each, AppendAttempt()) for each in some]
             kept.lots = []
             partition = self._topics.partition(id)
             if partition is None:
@@ -360,15 +362,3 @@ def _run(batches: list[bytes]) -> bytes:
 
 def _count(batches: Sequence[bytes]) -> int:
     return sum([_COUNT.unpack_from(batch, 28)[0] for batch in batches])
-
-
-def _portions(batches: list[bytes]) -> list[_Portion]:
-    portions: list[_Portion] = []
-    size = _APPEND_BYTES
-    for batch in batches:
-        if size >= _APPEND_BYTES:
-            portions.append(_Portion([], AppendAttempt()))
-            size = 0
-        portions[-1].batches.append(batch)
-        size += len(batch)
-    return portions

@@ -322,20 +322,8 @@ def restore_messages(
     made = _LogOfMessages(partition, start, end, latest)
     log, environment = partition.log, partition.environment
     environment.write(lambda txn: log.advance_start(txn, start))
-    waiting: list[bytes] = []
-    room = _PUT_BYTES
-
-    def put() -> None:
-        environment.write(lambda txn: log.put(txn, waiting))
-        waiting.clear()
-
-    for batch in made.batches(messages):
-        waiting.append(batch)
-        room -= len(batch)
-        if room <= 0:
-            put()
-            room = _PUT_BYTES
-    put()
+    for some in chunking.gathered(made.batches(messages), _PUT_BYTES):
+        environment.write(partial(log.put, batches=some))
     with topics.store.status.write() as cur:
         cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (end, partition.id))
     return made.committed

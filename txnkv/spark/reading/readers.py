@@ -292,8 +292,10 @@ def read_task(
         TopicNotFoundError: the topic was dropped since.
         CorruptionError: a batch is damaged.
     """
+    # Batches are put together, for each costs its own way to Spark.
     if isinstance(task, TopicTask):  # else Spark's own placeholder for a read of nothing
-        yield from _gathered(_rows(settings, expected, task.part), settings.max_bytes // 2)
+        batches = _rows(settings, expected, task.part)
+        yield from map(core.joined, core.gathered(batches, _ROWS, settings.max_bytes // 2))
 
 
 def _rows(settings: TopicRead, expected: pa.Schema, part: TopicPart) -> Iterator[pa.RecordBatch]:
@@ -304,27 +306,3 @@ def _rows(settings: TopicRead, expected: pa.Schema, part: TopicPart) -> Iterator
     for n, (number, _) in enumerate(part.ranges):
         for messages in planning.read_part(settings.topic, part, n, settings.max_bytes, may_lose):
             yield rows.batch(messages, number)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The same rows; batches below both limits are put together: each costs its own way to Spark.
-
-    Args:
-        batches: as they are read.
-        most: bytes.
-    """
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        held.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= _ROWS or size >= most:
-            yield _joined(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -17,7 +17,7 @@ with changes that the table has already.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Final, Protocol, TypeAlias
@@ -28,6 +28,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from txnkv.client import Client, Planning
 from txnkv.core import compute as pc
+from txnkv.core import gathered
 from txnkv.errors import InvalidTxnStateError, SchemaError
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.tables import Operation, Schema
@@ -264,7 +265,7 @@ class ChangesTarget:
         """
         split = _Split(_schema_of(self.table, client, job.txn), given, self.column)
         with job.session(done.attempt) as session:
-            for some in _gathered(batches):
+            for some in map(pa.Table.from_batches, gathered(batches, _SPLIT_ROWS)):
                 for operation, rows in split.operations(some):
                     done.count(session.write(self.table, rows, operation))
 
@@ -318,16 +319,3 @@ class _Split:
         if len(last) == rows.num_rows:
             return rows
         return rows.take(last)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _SPLIT_ROWS:
-            yield pa.Table.from_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)

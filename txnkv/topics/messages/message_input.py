@@ -340,7 +340,7 @@ def outgoing_of(
         ValueError: there is no such partition, or a message is too large.
     """
     for whole in batches:
-        for batch in _cut(whole):
+        for batch in core.slices_of(whole, _CUT_ROWS, _CUT_BYTES):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if codec is not None:
                 row = [name for name in columns if name not in _BESIDE]
@@ -349,15 +349,6 @@ def outgoing_of(
             given = columns.pop("partition", None)
             arrays = {name: _column(name, columns[name]) for name in COLUMNS if name in columns}
             yield lean(arrays, None if given is None else _partition_column(given, partitions))
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows == 0:
-        return
-    width = max(batch.nbytes / batch.num_rows, 1.0)
-    step = max(1, min(_CUT_ROWS, int(_CUT_BYTES / width)))
-    for lo in range(0, batch.num_rows, step):
-        yield batch.slice(lo, step)
 
 
 # -- columns ---------------------------------------------------------------------------

@@ -62,6 +62,7 @@ from txnkv.storage import (
     sync_directory,
 )
 from txnkv.topics.log import CHUNK_BYTES, OWN, SHARED, SideRun
+from txnkv.topics.messages import gathered
 
 _KEY: Final = struct.Struct(">QQ")
 _ATTRIBUTES: Final = struct.Struct("<H")
@@ -111,20 +112,6 @@ def decided(batch: bytes, txn_id: int) -> bytes:
     return bytes(sealed)
 
 
-def gathered(buffers: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Buffers in order, small ones together, as they become one chunk."""
-    chunk: list[bytes] = []
-    size = 0
-    for buffer in buffers:
-        if chunk and size + len(buffer) > CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(buffer)
-        size += len(buffer)
-    if chunk:
-        yield chunk
-
-
 def batches_of(chunk: Any) -> list[tuple[int, BatchHeader]]:
     """The batches of a chunk of a side log, with where they begin.
 
@@ -156,7 +143,7 @@ class SideChunks:
         wrote counted.
         """
         self.delete(txn_id, index, None)
-        for chunk in gathered(batches):
+        for chunk in gathered(batches, CHUNK_BYTES):
             self._txn.put(chunk_key(txn_id, index), b"".join(chunk), db=self._db)
             index += sum(read_header(batch).count for batch in chunk)
         return index

@@ -279,11 +279,9 @@ class StagedSends:
 
 
 def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[list[bytes]]:
-    portions: list[list[bytes]] = []
-    size = FRAME_BYTES
     at = now_micros()
-    for part, chunk in chunking.cut(messages, topic.options.max_message_bytes):
-        batch = core.encode_batch(
+    batches = (
+        core.encode_batch(
             part,
             timestamp=at,
             txn_id=txn_id,
@@ -291,12 +289,9 @@ def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[l
             codec=topic.options.compression,
             chunk=chunk,
         )
-        if size + len(batch) > FRAME_BYTES:
-            portions.append([])
-            size = 0
-        portions[-1].append(batch)
-        size += len(batch)
-    return portions
+        for part, chunk in chunking.cut(messages, topic.options.max_message_bytes)
+    )
+    return list(chunking.gathered(batches, FRAME_BYTES))
 
 
 APPEND_BYTES: Final = 16 << 20
