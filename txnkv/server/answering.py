@@ -232,10 +232,6 @@ def _attempts(guest: Guest, client: Client, options: dict[str, Any]) -> Attempts
     return client.attempts({"claims": {}, **options})
 
 
-def _attempt(guest: Guest, attempts: Attempts, id: int = 0) -> Transaction:
-    return _begun(guest, id, attempts.begin)
-
-
 def _begun(guest: Guest, id: int, begin: Callable[[int | None], Transaction]) -> Transaction:
     if not id:
         return begin(None)
@@ -269,10 +265,6 @@ def _end_of(guest: Guest, client: Client, id: int) -> TxnState:
             f"transaction {id} is open, and is aborted when nobody keeps it alive: ask again"
         )
     return state if state.ended else client.outcome(id)
-
-
-def _join(guest: Guest, client: Client, token: Any) -> Transaction:
-    return Transaction.deserialize(client, token)
 
 
 def _rename_table(guest: Guest, client: Client, table: str, name: Any) -> Table:
@@ -338,17 +330,9 @@ def _sends(guest: Guest, target: Session | Transaction, sends: Any) -> None:
                 Encoded(value) if typed and value is not None else value,
                 key,
                 partition,
-                None if headers is None else _headers(headers),
-                None if micros is None else _time(micros),
+                None if headers is None else decode_headers(headers),
+                None if micros is None else _EPOCH + timedelta(microseconds=micros),
             )
-
-
-def _headers(data: bytes) -> list[tuple[str, bytes]]:
-    return decode_headers(data)
-
-
-def _time(micros: int) -> Any:
-    return _EPOCH + timedelta(microseconds=micros)
 
 
 def _about(guest: Guest, txn: Transaction) -> list[int]:
@@ -360,18 +344,6 @@ def _serialize(guest: Guest, txn: Transaction, keepalive: bool, address: str) ->
     if not guest.client.addresses and len(address) < _LONGEST_ADDRESS:
         guest.client.addresses = (address,)
     return txn.serialize(keepalive)
-
-
-def _start_job(guest: Guest, txn: Transaction) -> Job:
-    return Job.start(txn)
-
-
-def _join_job(guest: Guest, txn: Transaction, id: str) -> Job:
-    return Job.join(txn, id)
-
-
-def _planning(guest: Guest, client: Client) -> Planning:
-    return Planning(client)
 
 
 def _read_part(
@@ -503,14 +475,14 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "tables"): _names("table"),
     ("Client", "topics"): _names("topic"),
     ("Client", "rename_table"): _rename_table,
-    ("Attempts", "begin"): _attempt,
+    ("Attempts", "begin"): lambda guest, attempts, id=0: _begun(guest, id, attempts.begin),
     ("Client", "attempts"): _attempts,
     ("Client", "begin"): _begin,
     ("Client", "outcome"): _end_of,
     ("Client", "transaction_state"): _state,
-    ("Client", "join"): _join,
+    ("Client", "join"): lambda _, client, token: Transaction.deserialize(client, token),
     ("Client", "commits"): _commits,
-    ("Client", "planning"): _planning,
+    ("Client", "planning"): lambda _, client: Planning(client),
     ("Client", "open_scan"): _open_scan,
     ("Client", "open_diff"): _open_diff,
     ("Table", "next_ids"): _next_ids,
@@ -524,8 +496,8 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
     ("Transaction", "serialize"): _serialize,
-    ("Transaction", "start_job"): _start_job,
-    ("Transaction", "join_job"): _join_job,
+    ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
+    ("Transaction", "join_job"): lambda _, txn, id: Job.join(txn, id),
     ("Planning", "read_part"): _read_part,
     **{(kind, "rows"): _rows for kind in ("Session", "Transaction")},
     **{(kind, "sends"): _sends for kind in ("Session", "Transaction")},
