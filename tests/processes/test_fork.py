@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -306,4 +307,63 @@ def test_forks_beside_busy_threads(
     """
     program = children.start(BUSY, store, forks)
     assert [program.line(), *program.finish()] == ["[] []", str(forks)]
+    assert connect().check().problems == []
+
+
+ALLOCATING = """
+client = txnkv.connect(args[0], create=False)
+left = client.table("left")
+default, stopping = pa.default_memory_pool(), threading.Event()
+
+def allocate():
+    while not stopping.is_set():
+        kept = [pa.allocate_buffer(size, default) for size in (8, 1000, 40_000, 3_000_000)]
+
+def come_and_go():
+    while not stopping.is_set():
+        thread = threading.Thread(target=pa.allocate_buffer, args=(300_000, default))
+        thread.start()
+        thread.join()
+
+threads = [threading.Thread(target=work) for work in (allocate, allocate, come_and_go)]
+for thread in threads:
+    thread.start()
+codes = []
+for number in range(int(args[1])):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(100)  # of a second's work
+        code = 1
+        try:
+            taken = default.num_allocations()
+            assert left.get(0) is not None
+            with client.transaction() as txn:
+                txn.upsert("left", {"id": 1000 + number, "text": "of a child"})
+            assert client.table("left").scan(columns=["id"]).to_arrow().num_rows > number
+            assert pa.default_memory_pool().backend_name == "system"
+            assert default.num_allocations() == taken, "from the pool whose locks may be held"
+            code = 0
+        except BaseException as error:
+            say("child:", repr(error))
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stopping.set()
+for thread in threads:
+    thread.join()
+assert pa.default_memory_pool().backend_name == default.backend_name, "the parent's stays"
+say([code for code in codes if code], left.count())
+client.close()
+"""
+
+
+@pytest.mark.skipif(
+    pa.default_memory_pool().backend_name != "mimalloc", reason="pyarrow's default has no such lock"
+)
+@pytest.mark.parametrize("forks", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_child_does_not_allocate_where_threads_of_its_parent_did(
+    children: Children, store: Path, connect: Connect, forks: int
+) -> None:
+    """A get in a child stood still in mimalloc, whose lock another thread had at the fork."""
+    program = children.start(ALLOCATING, store, forks)
+    assert [program.line(), *program.finish()] == [f"[] {BEFORE + forks}"]
     assert connect().check().problems == []

@@ -9,6 +9,8 @@ Three things were seen to go wrong when it carries on with what it finds:
   parent reads are reused under it;
 - it inherits a lock that a thread was holding, and waits for ever.
 
+The last one's locks are ours, pyarrow's, and those of mimalloc, with which pyarrow allocates.
+
 So all use of the storage layer stands inside `GATE.use()`, and `os.register_at_fork` does:
 
     before, in the parent      waits until nobody is inside; closes connections, environments
@@ -58,10 +60,12 @@ class _Forking(threading.local):
     Attributes:
         refusal: why the child may not use the store.
         outside: the thread did not use the gate: whatever it holds of it now is from draining.
+        beside_threads: others were there that may have been allocating.
     """
 
     refusal: str | None = None
     outside = False
+    beside_threads = False
 
 
 class ForkGate(SharedGate):
@@ -107,6 +111,7 @@ class ForkGate(SharedGate):
         _settle_pandas()
         forking = self._forking
         forking.outside = False
+        forking.beside_threads = threading.active_count() > 1
         forking.refusal = self._refusal or self._quiesce()
 
     def after_fork_in_parent(self) -> None:
@@ -116,6 +121,8 @@ class ForkGate(SharedGate):
 
     def after_fork_in_child(self) -> None:
         """In the child: starts afresh, or refuses for good."""
+        if self._forking.beside_threads:
+            _allocate_with_malloc()
         refusal = self._forking.refusal
         if refusal is not None:
             self._refuse(refusal)
@@ -159,6 +166,17 @@ def _settle_pandas() -> None:
     if "pyarrow" in sys.modules:
         with suppress(Exception):
             sys.modules["pyarrow"].array([])
+
+
+def _allocate_with_malloc() -> None:
+    """Have pyarrow take memory from malloc, whose locks libc makes anew in a child.
+
+    mimalloc, its default, has locks that nobody makes anew: a get in a child of a process whose
+    other threads allocated was seen to wait for one of them for ever.
+    """
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and arrow.default_memory_pool().backend_name == "mimalloc":
+        arrow.set_memory_pool(arrow.system_memory_pool())
 
 
 _FORKED_INSIDE = (
