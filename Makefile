@@ -12,13 +12,15 @@ DEMO_STORE := demo-store
 SCRATCH := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8388608 {print $$6}')
 SCRATCH := $(or $(SCRATCH),$(TMPDIR),/tmp)
 # compat: on sys.path as a folder, where Spark finds the format by itself.
-INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable
+INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable .
+# More than cores, for many tests wait for other processes; each takes up to 600 MB.
+WORKERS ?= 6
 
 # The demo and the tests start hundreds of processes: none compiles what another has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint ctest bench docs clean
+.PHONY: help demo test test-slow lint ctest compiled bench docs clean
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -28,10 +30,9 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 	@$(BIN)/txnkv demo --store $(DEMO_STORE) $(if $(INPUT),--input "$(INPUT)")
 
 test: $(VENV)/.dev ## lint, the C core under sanitizers, and all tests but the slow ones
-	@$(MAKE) --no-print-directory -j 2 lint ctest
-	@# More workers than cores: many tests wait for other processes.
+	@$(MAKE) --no-print-directory -j 3 lint ctest compiled
 	@scratch=$$(mktemp -d $(SCRATCH)/txnkv-test.XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-		TMPDIR=$$scratch $(BIN)/pytest -n 3 --dist loadscope -m "not slow" -rs
+		TMPDIR=$$scratch $(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not slow" -rs
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/pytest -m slow -rs
@@ -43,6 +44,9 @@ lint: $(VENV)/.dev ## ruff and mypy
 
 ctest: ## the C core's own tests, under AddressSanitizer and UBSan
 	$(MAKE) -C csrc/tests test
+
+compiled: $(VENV)/.dev # once: every worker would compile all modules of the tests for itself
+	@$(BIN)/pytest --collect-only -qq >/dev/null
 
 bench: $(VENV)/.bench ## the benchmarks, beside their peers; BENCH="--quick get" chooses
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -61,18 +65,23 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.spark: $(VENV)/.made $(BUILD)
-	$(INSTALL) '.[spark]'
+$(VENV)/.package: $(VENV)/.made $(BUILD)
+	$(INSTALL)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.made $(BUILD)
-	$(INSTALL) '.[bench,dev,spark]'
+# What else is asked for: with the package in place the C core is not built again.
+$(VENV)/.spark: $(VENV)/.package
+	$(BIN)/python -m pip install --quiet 'txnkv[spark]'
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.made $(BUILD)
-	$(INSTALL) '.[bench,spark]'
+$(VENV)/.dev: $(VENV)/.package
+	$(BIN)/python -m pip install --quiet 'txnkv[bench,dev,spark]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.made $(BUILD)
-	$(INSTALL) '.[docs]'
+$(VENV)/.bench: $(VENV)/.package
+	$(BIN)/python -m pip install --quiet 'txnkv[bench,spark]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.package
+	$(BIN)/python -m pip install --quiet 'txnkv[docs]'
 	@touch $@

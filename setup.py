@@ -60,5 +60,8 @@ setup(
     cffi_modules=["csrc/build_core.py:ffibuilder"],
     ext_modules=[NATIVE],
     cmdclass={"build_ext": BuildCore, "build_py": BuildPackages},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for all Pythons from there
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"},  # one wheel for all Pythons from there
+        "build_ext": {"parallel": 2},  # the two extensions
+    },
 )
