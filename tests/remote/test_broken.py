@@ -24,6 +24,7 @@ class Wire:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.answers = True
+        self.late = 0.0
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -31,6 +32,7 @@ class Wire:
         with suppress(OSError):
             while True:
                 here, _ = self._listening.accept()
+                time.sleep(self.late)
                 there = socket.create_connection(("127.0.0.1", self._port))
                 self._open += [here, there]
                 for one, other, answers in ((here, there, False), (there, here, True)):
@@ -65,6 +67,14 @@ def wire(serve: Callable[..., Server]) -> Iterator[Wire]:
     made = Wire(serve().port)
     yield made
     made.close()
+
+
+def test_a_server_that_is_busy_is_connected_to_late(wire: Wire) -> None:
+    """It was not there for one who connected, if its first word took half a second."""
+    wire.late = 1.0
+    with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
+        client.table("t").insert((1, "late"))
+        assert client.table("t").get(1) == {"id": 1, "v": "late"}
 
 
 @pytest.mark.slow

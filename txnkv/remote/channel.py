@@ -53,10 +53,11 @@ _log = logging.getLogger("txnkv")
 _LEAST_PATIENCE: Final = 2.0
 _RECONNECT: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 """A server that is there again is found soon; gRPC itself waits for up to two minutes."""
+_CONNECTING_SECONDS: Final = 5.0
+"""For a connection to a busy server; half of the call's patience if that is less."""
 
 _TRIES: Final = 3
 _NOT_SENT: Final = re.compile(
@@ -409,9 +410,11 @@ class Channel:
     def _client(self) -> fl.FlightClient:
         with self._lock:
             if self._flight is None:
+                seconds = min(_CONNECTING_SECONDS, self.patience / 2)
+                connecting = ("grpc.min_reconnect_backoff_ms", round(1000 * seconds))
                 try:
                     self._flight = fl.FlightClient(
-                        self.address, generic_options=_RECONNECT, **self._tls
+                        self.address, generic_options=[*_RECONNECT, connecting], **self._tls
                     )
                 except (pa.ArrowException, OSError) as error:
                     raise ValueError(f"{self.address}: {_first_line(error)}") from None
