@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,46 @@ import pytest
 import txnkv
 from tests.kafka.test_requests import NOBODY, _add, _begin, _end, _send
 from tools.kafka_wire import Wire, batch_of
+from txnkv.kafka import KafkaServer
 from txnkv.kafka.answer_codes import Code
+from txnkv.server import Users, add_user
 
 TOPIC = 2
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+def asked_for(wire: Wire, name: str, **body: Any) -> tuple[int, int]:
+    """Code and partitions of a topic that is asked for."""
+    (found,) = wire.ask("Metadata", topics=[{"name": name}], **body)["topics"]
+    return found["error_code"], len(found["partitions"])
+
+
+def test_topics_are_made_by_being_asked_for_where_the_server_is_told_so(
+    store: txnkv.Client,
+    serve: Callable[..., KafkaServer],
+    dial: Callable[[KafkaServer], Wire],
+    tmp_path: Path,
+) -> None:
+    users = tmp_path / "users.toml"
+    token = add_user(users, "ann", "write", ["*"], ["*"])
+    allowed = {"allow_auto_topic_creation": True}
+    missing = Code.UNKNOWN_TOPIC_OR_PARTITION, 0
+    assert asked_for(dial(serve()), "t", **allowed) == missing
+    wire = dial(serve(new_partitions=3))
+    assert asked_for(wire, "t", allow_auto_topic_creation=False) == missing
+    assert wire.ask("Metadata", topics=None, **allowed)["topics"] == []
+    assert asked_for(wire, "t", **allowed) == asked_for(wire, "t") == (0, 3)
+    assert store.topic("t").partitions == 3
+    for name in ("..", "a/b", "ä"):
+        assert asked_for(wire, name, **allowed) == (Code.INVALID_TOPIC, 0)
+    assert store.topics() == ["t"]
+    wire = dial(serve(Users(users), new_partitions=3))
+    wire.ask("SaslHandshake", mechanism="PLAIN")
+    wire.ask("SaslAuthenticate", auth_bytes=f"\0ann\0{token}".encode())
+    assert asked_for(wire, "t", **allowed) == (0, 3)
+    assert asked_for(wire, "u", **allowed) == missing
 
 
 # -- options ---------------------------------------------------------------------------

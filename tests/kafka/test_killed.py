@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,41 +29,10 @@ pytest.importorskip("confluent_kafka", exc_type=ImportError)
 
 from confluent_kafka import Producer
 
+from tools.bounces.run import COMBINATIONS, Combination, run
+from tools.bounces.server import Serving
+
 PATIENCE = 120.0
-
-
-class Serving:
-    """`txnkv serve --kafka` as a process, at one port whenever it is started again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.popen: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "txnkv", "serve", str(self._path)]
-        command += ["--listen", "grpc://127.0.0.1:0", "--kafka", f"127.0.0.1:{self.port}"]
-        self.popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
-        )
-        assert self.popen.stdout is not None
-        lines = [self.popen.stdout.readline() for _ in range(2)]
-        assert re.search(rf"Kafka's clients at 127.0.0.1:{self.port}$", lines[1].strip()), lines
-
-    def kill(self) -> None:
-        assert self.popen is not None
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.communicate(timeout=60)
-
-    def kill_and_start(self, times: int, least: float, done: threading.Event) -> int:
-        """Kill it at moments of chance, `least` seconds and up to 1.5 more after each start."""
-        for killed in range(times):
-            if done.wait(least + 1.5 * random.random()):
-                return killed
-            self.kill()
-            self.start()
-        return times
 
 
 @pytest.fixture
@@ -73,7 +40,7 @@ def serving(store: txnkv.Client, store_path: Path) -> Iterator[Serving]:
     made = Serving(store_path)
     made.start()
     yield made
-    made.kill()
+    made.end(signal.SIGKILL)
 
 
 def _options(serving: Serving, **more: Any) -> dict[str, Any]:
@@ -86,14 +53,25 @@ def _options(serving: Serving, **more: Any) -> dict[str, Any]:
 
 
 class Killing:
-    """Kills and starts the server in a thread, so many times or until it is stopped."""
+    """Kills and starts the server in a thread, so many times or until it is stopped.
+
+    Args:
+        serving: the server.
+        times: how often.
+        least: seconds after each start; up to 1.5 more pass, by chance.
+    """
 
     def __init__(self, serving: Serving, times: int, least: float) -> None:
         self._done = threading.Event()
         self._killed = 0
 
         def run() -> None:
-            self._killed = serving.kill_and_start(times, least, self._done)
+            while self._killed < times:
+                if self._done.wait(least + 1.5 * random.random()):
+                    return
+                serving.end(signal.SIGKILL)
+                serving.start()
+                self._killed += 1
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -186,6 +164,16 @@ def test_what_is_read_and_sent_on_counts_once(
     row = store.table("kafka_offsets").get(("copiers", "in", 0))
     assert row is not None
     assert row["offset"] == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [COMBINATIONS[0], COMBINATIONS[-1]], ids=str)
+def test_nothing_is_lost_or_doubled_when_everything_is_ended(
+    how: Combination, tmp_path: Path
+) -> None:
+    """Two of the runs of `python -m tools.bounces`, which has sixteen, of more messages."""
+    bounced = run(tmp_path / "bounces", how, 4_000, 9, seed=1)
+    assert set(bounced) == {"source", "copier", "server"}
 
 
 def _tail(path: Path) -> str:

@@ -40,6 +40,13 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Serve topics to Kafka's clients too; with the same users and certificate.",
 )
 @click.option(
+    "--kafka-create-topics",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="PARTITIONS",
+    help="Make topics for which Kafka's clients ask and that there are not.",
+)
+@click.option(
     "--advertise",
     multiple=True,
     metavar="ADDRESS",
@@ -171,7 +178,8 @@ def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServe
         if given["tls_ca"] is not None:
             tls.load_verify_locations(given["tls_ca"])
             tls.verify_mode = ssl.CERT_REQUIRED
-    return KafkaServer(store, found[1].strip("[]"), int(found[2]), users, tls)
+    made = given["kafka_create_topics"]
+    return KafkaServer(store, found[1].strip("[]"), int(found[2]), users, tls, made)
 
 
 def _is_loopback(host: str) -> bool:

@@ -193,6 +193,7 @@ class Broker:
     Args:
         path: the store's directory.
         users: those who may; None: everybody may all.
+        new_partitions: of topics that are made by being asked for; 0: none are.
 
     Attributes:
         ids: producers with transactions.
@@ -200,8 +201,9 @@ class Broker:
         work: memory for what requests become: messages without their compression, answers.
     """
 
-    def __init__(self, path: str, users: Users | None) -> None:
+    def __init__(self, path: str, users: Users | None, new_partitions: int = 0) -> None:
         self.users = users
+        self.new_partitions = new_partitions
         self.client: Client = connect_here(path, create=False)
         self.cluster_id = self.client.instance.store.store_id
         self._lock = new_lock()

@@ -88,6 +88,7 @@ class KafkaServer:
         port: 0 takes a free one.
         users: those who may; None: everybody may all.
         tls: of the connections; None: they are not encrypted.
+        new_partitions: of topics that are made by being asked for; 0: none are.
 
     Attributes:
         host, port: where it listens.
@@ -104,13 +105,14 @@ class KafkaServer:
         port: int,
         users: Users | None = None,
         tls: ssl.SSLContext | None = None,
+        new_partitions: int = 0,
     ) -> None:
         self.host = host
         self._tls = tls
         self._lock = new_lock()
         self._open: set[_Connection] = set()
         self._closing = False
-        self._broker = Broker(path, users)
+        self._broker = Broker(path, users, new_partitions)
         self._large = ByteRoom(_LARGE_ROOM)
         self._turns = ByteRoom(1)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from typing import Any, Final
 
 from txnkv.errors import (
@@ -37,6 +38,8 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     """Topics with their partitions, and the broker."""
     asked = request.body["topics"]
     every = asked is None or (request.version == 0 and not asked)
+    if broker.new_partitions and not every and request.body.get("allow_auto_topic_creation", True):
+        _make_missing(broker, peer, [each["name"] for each in asked])
     there = broker.engine.names()  # once: a name that is not there would be looked up for itself
     names = there if every else [each["name"] for each in asked]
     known = frozenset(there)
@@ -54,12 +57,22 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     }
 
 
+def _make_missing(broker: Broker, peer: Peer, names: list[str]) -> None:
+    """Make topics that there are not, and that the user may make."""
+    for name in names:
+        if broker.engine.find(name) is None and peer.may("admin", name) and _is_name(name):
+            with suppress(TopicExistsError):
+                broker.client.create_topic(name, broker.new_partitions)
+
+
 def _described(broker: Broker, peer: Peer, name: str, known: Set[str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"name": name, "topic_authorized_operations": _UNSAID}
     try:
         if not peer.may("read", name):
             peer.require("write", name)
         found = broker.engine.find(name) if name in known else None
+        if found is None and not _is_name(name):
+            raise KafkaError(Code.INVALID_TOPIC, f"no topic has the name {name!r}")
         if found is None:
             raise TopicNotFoundError(f"there is no topic {name!r}")
     except (KafkaError, TxnkvError) as error:
@@ -103,13 +116,17 @@ def _each(items: list[Any], do: Callable[[Any], dict[str, Any]]) -> list[dict[st
     return answers
 
 
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Make topics of Kafka's options that there are here."""
 
     def create(told: dict[str, Any]) -> dict[str, Any]:
         name = told["name"]
         peer.require("admin", name)
-        if not _NAME.fullmatch(name) or name in (".", ".."):
+        if not _is_name(name):
             raise KafkaError(Code.INVALID_TOPIC, f"{name!r}: letters, digits, . _ and - are taken")
         if told["replication_factor"] not in (-1, 1):
             raise KafkaError(Code.INVALID_REPLICATION_FACTOR, "there is one broker: say 1")
@@ -317,7 +334,11 @@ def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
             if kind == _TOPIC:
                 values = _configs(broker.topic(peer, "read", name))
             elif kind == _BROKER:
-                values = {"auto.create.topics.enable": "false", "num.partitions": "1"}
+                made = broker.new_partitions
+                values = {
+                    "auto.create.topics.enable": str(made > 0).lower(),
+                    "num.partitions": str(made or 1),
+                }
             else:
                 raise KafkaError(Code.INVALID_REQUEST, "options are of topics and brokers")
             keys = asked["configuration_keys"]

@@ -1,0 +1,64 @@
+"""`txnkv serve --kafka` as a process, at one port whenever it is started again."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+PATIENCE = 60.0
+
+
+class Serving:
+    """A server of a store; `start` starts it.
+
+    Args:
+        path: the store's directory.
+        log: to which it writes what goes wrong.
+        options: further ones of `txnkv serve`.
+    """
+
+    def __init__(self, path: Path, log: IO[str] | None = None, *options: str) -> None:
+        self._path = path
+        self._log = log
+        self._options = options
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.popen: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [sys.executable, "-m", "txnkv", "serve", str(self._path), *self._options]
+        command += ["--listen", "grpc://127.0.0.1:0", "--kafka", self.address]
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log or subprocess.DEVNULL, text=True
+        )
+        assert self.popen.stdout is not None
+        lines = [self.popen.stdout.readline() for _ in range(2)]
+        assert re.search(rf"Kafka's clients at {self.address}$", lines[1].strip()), lines
+
+    def end(self, number: signal.Signals) -> None:
+        """Send it a signal, and wait until it is gone.
+
+        Raises:
+            AssertionError: it does not stop, or not well, when it is asked to.
+        """
+        assert self.popen is not None
+        self.popen.send_signal(number)
+        try:
+            self.popen.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.communicate()
+            raise AssertionError(f"the server does not stop in {PATIENCE:.0f} s") from None
+        expected = (0,) if number == signal.SIGTERM else (-number,)
+        code = self.popen.returncode
+        assert code in expected, f"the server ended with {code}"
