@@ -98,15 +98,29 @@ def test_a_member_is_told_its_id_first() -> None:
     refused(Code.UNKNOWN_MEMBER_ID, group.join, asking("a", "another"), running)
 
 
-def test_an_instance_that_starts_again_takes_its_place() -> None:
+def test_an_instance_that_starts_again_takes_its_place(others: ThreadPoolExecutor) -> None:
+    """With its share, in the generation of now: nobody else notices."""
     group = ConsumerGroup("g")
     one, _ = group.join(asking("a", instance="i"), running)
     group.sync(one, "i", 1, {one: b"all"}, running)
     two, joined = group.join(asking("a", instance="i"), running)
     assert two != one
-    assert [each.id for each in joined.members] == [two]
-    refused(Code.FENCED_INSTANCE_ID, group.heartbeat, one, "i", joined.generation)
-    assert group.leave("", "i") == two
+    assert joined[:1] + joined[3:] == (1, two, [group.members[two]], True)
+    assert group.sync(two, "i", 1, {}, running) == b"all"
+    refused(Code.FENCED_INSTANCE_ID, group.heartbeat, one, "i", 1)
+    refused(Code.FENCED_INSTANCE_ID, group.join, asking("a", one, instance="i"), running)
+    three, joined = group.join(asking("other", instance="i"), running)  # knows other topics
+    assert joined[:1] + joined[3:] == (2, three, [group.members[three]], False)
+    waiting = others.submit(group.join, asking("b", instance="j"), running)
+    until(lambda: len(group.members) == 2)
+    again = others.submit(group.join, asking("b", instance="j"), running)
+    with pytest.raises(KafkaError) as caught:
+        waiting.result(60)
+    assert caught.value.code is Code.FENCED_INSTANCE_ID
+    assert group.join(asking("other", three, instance="i"), running)[1].generation == 3
+    assert len(group.members) == 2
+    assert again.result(60)[1].generation == 3
+    assert group.leave("", "i") == three
 
 
 def test_members_have_a_protocol_in_common() -> None:

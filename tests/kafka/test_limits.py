@@ -55,6 +55,31 @@ def test_a_user_that_keeps_all_memory_holds_up_itself(
     assert other.produce("t", batch_of(bytes(100_000)))["error_code"] == 0
 
 
+def test_an_answer_has_one_batch_more_than_there_is_room_at_most(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """The first that is not empty: clients take no answer that is larger than they said."""
+    store.create_topic("t", 3)
+    for partition in (1, 2):
+        for _ in range(2):
+            batch = batch_of(bytes(100_000))
+            assert wire.produce("t", batch, partition)["error_code"] == 0
+    wanted = [
+        {"partition": each, "fetch_offset": 0, "partition_max_bytes": MEBIBYTE} for each in range(3)
+    ]
+
+    def sizes(most: int) -> list[int]:
+        topics = [{"topic": "t", "partitions": wanted}]
+        answer = wire.ask("Fetch", max_bytes=most, min_bytes=1, max_wait_ms=10_000, topics=topics)
+        found = answer["responses"][0]["partitions"]
+        return [len(each["records"]) // 100_000 for each in found]
+
+    assert sizes(10) == sizes(150_000) == [0, 1, 0]
+    assert sizes(210_000) == [0, 2, 0]
+    assert sizes(350_000) == [0, 2, 1]
+    assert sizes(MEBIBYTE) == [0, 2, 2]
+
+
 def test_a_request_that_comes_byte_by_byte_is_given_up(
     store: txnkv.Client, server: KafkaServer, dial: Dial, monkeypatch: Any
 ) -> None:

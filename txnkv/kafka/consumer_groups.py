@@ -23,7 +23,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from txnkv.kafka.answer_codes import Code, KafkaError
@@ -67,13 +67,18 @@ class Member:
 
 
 class Joined(NamedTuple):
-    """A round as its members are told of it."""
+    """A round as its members are told of it.
+
+    Attributes:
+        assigned: the leader has assigned already, before it was started again.
+    """
 
     generation: int
     protocol_type: str
     protocol: str
     leader: str
     members: list[Member]
+    assigned: bool = False
 
 
 class JoinRequest(NamedTuple):
@@ -127,7 +132,10 @@ class ConsumerGroup:
             raise KafkaError(Code.INVALID_SESSION_TIMEOUT)
         with self.changed:
             self._expire()
+            static = self._static(asked)
             member = self._admit(asked)
+            if static is not None and member is not static and self._is_same(static, asked):
+                return member.id, self._told(member)._replace(assigned=member.id == self.leader)
             if self._is_settled(member, asked):
                 return member.id, self._told(member)
             member.protocols = dict(asked.protocols)
@@ -139,7 +147,7 @@ class ConsumerGroup:
                 self._wait(require_running)
                 member.seen = time.monotonic()
                 if self.members.get(member.id) is not member:
-                    raise KafkaError(Code.UNKNOWN_MEMBER_ID)
+                    raise self._gone(member)
                 self._complete_if_all()
             return member.id, self._told(member)
 
@@ -147,11 +155,7 @@ class ConsumerGroup:
         """The member that joins, made where it is a new one."""
         self._require_common(asked)
         id = asked.member_id
-        static = next((m for m in self.members.values() if asked.instance == m.instance), None)
-        if asked.instance is None:
-            static = None
-        if id == "" and static is not None:  # the same one, started again
-            self._remove(static.id)
+        static = self._static(asked)
         if id == "":
             made = f"{asked.client_id or 'member'}-{uuid.uuid4()}"
             if asked.names_itself and asked.instance is None:
@@ -160,6 +164,8 @@ class ConsumerGroup:
                 self._expected.add(made)
                 raise KafkaError(Code.MEMBER_ID_REQUIRED, made)
             id = made
+            if static is not None:
+                self._start_again(static, id)
         elif asked.instance is not None and (static is None or static.id != id):
             raise KafkaError(Code.UNKNOWN_MEMBER_ID if static is None else Code.FENCED_INSTANCE_ID)
         elif id not in self.members and id not in self._expected:
@@ -178,8 +184,38 @@ class ConsumerGroup:
         self.protocol_type = asked.protocol_type
         return member
 
+    def _static(self, asked: JoinRequest) -> Member | None:
+        """The member that has the instance of a join."""
+        if asked.instance is None:
+            return None
+        return next((m for m in self.members.values() if m.instance == asked.instance), None)
+
+    def _start_again(self, member: Member, id: str) -> None:
+        """Let a static member that was started again take its place, under a new id."""
+        del self.members[member.id]
+        self.members[id] = replace(member, id=id, joined=False)
+        if self.leader == member.id:
+            self.leader = id
+        self.changed.notify_all()
+
+    def _is_same(self, before: Member, asked: JoinRequest) -> bool:
+        """Tell whether a static member that was started again changes nothing in the round."""
+        return (
+            self.state == STABLE
+            and self.protocol in asked.protocols
+            and before.protocols.get(self.protocol) == asked.protocols[self.protocol]
+        )
+
+    def _gone(self, member: Member) -> KafkaError:
+        """The answer to a member that is out, or whose place another process has taken."""
+        same = [m for m in self.members.values() if m.instance == member.instance]
+        taken = member.instance is not None and bool(same)
+        return KafkaError(Code.FENCED_INSTANCE_ID if taken else Code.UNKNOWN_MEMBER_ID)
+
     def _require_common(self, asked: JoinRequest) -> None:
-        others = [m for m in self.members.values() if m.id != asked.member_id]
+        static = self._static(asked)
+        mine = asked.member_id if static is None else static.id
+        others = [m for m in self.members.values() if m.id != mine]
         known = set(asked.protocols)
         for other in others:
             known &= set(other.protocols)

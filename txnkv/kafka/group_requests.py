@@ -67,7 +67,9 @@ def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
         "generation_id": joined.generation,
         "protocol_type": joined.protocol_type,
         "protocol_name": joined.protocol,
-        "leader": joined.leader,
+        # Versions below 9 have no other way to say that it need not assign: another one leads.
+        "leader": "" if joined.assigned and request.version < 9 else joined.leader,
+        "skip_assignment": joined.assigned,
         "member_id": id,
         "members": [
             {
