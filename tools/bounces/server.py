@@ -8,9 +8,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-PATIENCE = 60.0
+from tools.forked import Popen
+
+PATIENCE: Final = 60.0
+_PROGRAM: Final = "from txnkv.__main__ import main; main()"
 
 
 class Serving:
@@ -36,9 +39,9 @@ class Serving:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        command = [sys.executable, "-m", "txnkv", "serve", str(self._path), *self._options]
+        command = [sys.executable, "-c", _PROGRAM, "serve", str(self._path), *self._options]
         command += ["--listen", "grpc://127.0.0.1:0", "--kafka", self.address]
-        self.popen = subprocess.Popen(
+        self.popen = Popen(
             command, stdout=subprocess.PIPE, stderr=self._log or subprocess.DEVNULL, text=True
         )
         assert self.popen.stdout is not None
