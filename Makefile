@@ -79,7 +79,7 @@ $(VENV)/.dev: $(VENV)/.package
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.package
-	$(BIN)/python -m pip install --quiet 'txnkv[bench,spark]'
+	$(BIN)/python -m pip install --quiet 'txnkv[bench,peers,spark]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.package

@@ -7,13 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, Final
 
 from tools.forked import Popen
 
 PATIENCE: Final = 60.0
-_PROGRAM: Final = "from txnkv.__main__ import main; main()"
+_PROGRAM: Final = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1)
+from txnkv.__main__ import main
+main()
+"""
 
 
 class Serving:
@@ -21,7 +27,7 @@ class Serving:
 
     Args:
         path: the store's directory.
-        log: to which it writes what goes wrong.
+        log: to which it writes what goes wrong, and where it is when it does not stop.
         options: further ones of `txnkv serve`.
     """
 
@@ -59,6 +65,8 @@ class Serving:
         try:
             self.popen.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
+            self.popen.send_signal(signal.SIGUSR1)  # it tells where its threads are
+            time.sleep(1)
             self.popen.kill()
             self.popen.communicate()
             raise AssertionError(f"the server does not stop in {PATIENCE:.0f} s") from None

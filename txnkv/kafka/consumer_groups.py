@@ -135,6 +135,7 @@ class ConsumerGroup:
             static = self._static(asked)
             member = self._admit(asked)
             if static is not None and member is not static and self._is_same(static, asked):
+                member.protocols = dict(asked.protocols)
                 return member.id, self._told(member)._replace(assigned=member.id == self.leader)
             if self._is_settled(member, asked):
                 return member.id, self._told(member)
