@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +18,7 @@ import pyarrow.flight as fl
 import pytest
 
 import txnkv
+from tools.forked import Popen
 from txnkv.server import Server
 
 Remote = Callable[..., txnkv.Client]
@@ -225,6 +229,34 @@ def test_the_command(serving: Any) -> None:
         client.table("t").insert((1, "a"))
     serving.signal(signal.SIGTERM)
     assert serving.wait() == 0
+
+
+_SIGNALLED = """
+import signal, threading, time
+def end():
+    while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=end).start()
+from txnkv.__main__ import main
+main()
+"""
+
+
+def test_the_command_ends_whichever_thread_has_the_signal(
+    store: txnkv.Client, store_path: Path
+) -> None:
+    """The main thread, which waits, is not woken by it; nor is it by one that arrives as it begins
+    to wait, as it did at servers that were stopped when they had just started (`tools.bounces`).
+    """
+    command = [sys.executable, "-c", _SIGNALLED, "serve", str(store_path)]
+    child = Popen([*command, "--listen", "grpc://127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.wait(20) == 0
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_tables_and_topics_change(store: txnkv.Client, remote: Remote) -> None:

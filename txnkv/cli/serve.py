@@ -22,6 +22,8 @@ _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
+
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -102,17 +104,31 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     users = None if auth is None else Users(auth)
     server = Server(store, listen, users, limits, given["advertise"], **tls)
     kafka = None if given["kafka"] is None else _kafka(store, users, given)
-    stopped, stop = os.pipe()  # a handler may take no lock
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os.write(stop, b"."))
+    stopped = _stops()
     scheme = listen.partition("://")[0]
     click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
     if kafka is not None:
         click.echo(f"serving its topics to Kafka's clients at {kafka.host}:{kafka.port}")
-    os.read(stopped, 1)
+    while os.read(stopped, 1)[0] not in _STOPS:
+        pass
     if kafka is not None:
         kafka.close()
     server.close()
+
+
+def _stops() -> int:
+    """Return a pipe out of which the numbers of signals come, from here on.
+
+    They are written where the signal arrives. Python's own handlers run in the main thread when it
+    comes back from what it waits for: one that arrives as it begins to wait, or in another thread,
+    would not end the wait.
+    """
+    stopped, stop = os.pipe()
+    os.set_blocking(stop, False)
+    signal.set_wakeup_fd(stop)
+    for number in _STOPS:
+        signal.signal(number, lambda *_: None)
+    return stopped
 
 
 def _add(auth: Path | None, name: str, given: dict[str, Any]) -> None:
