@@ -13,6 +13,9 @@ LATE = "a call that waits for the next request finds out with that what was done
 FAULT = "it injects a fault into a thread, which is the server's"
 ERRORS = "it compares errors by identity"
 JOBS = "a job is started on the host that has the store"
+HELD = "what is given up is held until the next request or heartbeat"
+ADDRESS = "a token of a server's client has its address, and so more bytes"
+REPLACED = "the folder is put in another's place, which the server has open"
 HISTORY = "the server's own clients keep the history that it drops"
 
 QUICK = {
@@ -31,7 +34,13 @@ SLOW = {
         "test_what_was_forgotten_is_not_known": FAULT,
         "test_a_dropped_handle_leaves_no_pin": INSIDE,
     },
-    "client.test_tokens": {"test_what_a_token_says": INSIDE},
+    "client.test_tokens": {
+        "test_what_a_token_says": INSIDE,
+        "test_text_is_short_and_url_safe": ADDRESS,
+        "test_the_table_of_altered_bytes_is_whole": ADDRESS,
+        "test_corrupted_token": ADDRESS,
+        "test_joins_in_another_process": ADDRESS,
+    },
     "client.test_topics_sending": {"test_much_at_once_outside_of_a_transaction": INSIDE},
     "client.test_topics_transactions": {
         "test_nothing_is_sent_after_the_end": LATE,
@@ -42,10 +51,17 @@ SLOW = {
         "test_an_attempt_of_a_job_does_not_acknowledge": JOBS,
     },
     "client.test_write_arrow": {},
-    "spark.test_changes_stream": {},
+    "spark.test_changes_stream": {
+        "test_what_is_done_is_not_kept": HELD,
+        "test_a_history_that_passed_a_stopped_query": HELD,
+        "test_a_store_restored_to_the_past": REPLACED,
+    },
     "spark.test_foreach_batch": {},
     "spark.test_stream_writing": {},
-    "spark.test_topic_stream": {},
+    "spark.test_topic_stream": {
+        "test_enforced_retention_is_seen": INSIDE,
+        "test_a_store_that_was_restored_to_the_past": REPLACED,
+    },
     "spark.test_topic_writing": {},
     "spark.test_writing": {},
     "tables.test_diff": {
@@ -56,6 +72,8 @@ SLOW = {
     "tables.test_predicates": {"test_a_key_range_reads_few_blocks": INSIDE},
     "tables.test_key_types": {},
 }
+QUICK_OF_SLOW = {"test_all_rows_then_what_changes", "test_a_batch_again_gives_the_same"}
+"""One of each kind of stream."""
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -66,6 +84,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     if metafunc.function.__name__ in reasons:
         return
-    marks = [] if name in QUICK else [pytest.mark.slow]
+    quick = name in QUICK or metafunc.function.__name__ in QUICK_OF_SLOW
+    marks = [] if quick else [pytest.mark.slow]
     hosts = ["here", pytest.param("elsewhere", marks=marks)]
     metafunc.parametrize("host", hosts, indirect=True)

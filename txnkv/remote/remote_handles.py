@@ -113,6 +113,11 @@ class RemoteTable(RemoteHandle, Table):
         self._lock = new_lock()
         self._row_ids = range(0)
 
+    @property
+    def id(self) -> int:
+        """The id, which tells the table apart from another of its name."""
+        return self._id
+
     def reference(self) -> list[Any]:
         return ["table", [self._name, self._id]]
 
