@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -111,6 +112,21 @@ def test_a_server_that_is_started_again(serving: Any, store: txnkv.Client) -> No
         client.run(work, deadline=None)
         assert len(calls) > 1
     assert sorted(row["id"] for row in store.table("t").scan()) == [1, 3, 4]
+
+
+def test_a_consumer_that_went_to_a_time_is_there_after_a_new_start_of_the_server(
+    serving: Any, store: txnkv.Client
+) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client, client.topic("events").consumer() as consumer:
+        with client.transaction() as txn:
+            txn.send("events", b"old")
+        sought: object = consumer.seek_to_time(datetime.now(UTC) + timedelta(days=1))
+        assert sought is None
+        serving.kill()
+        serving.start()
+        client.run(lambda txn: txn.send("events", b"new"), deadline=None)
+        assert [m.value for m in consumer.poll(timeout=30)] == [b"new"]
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -365,7 +366,7 @@ class _Polling(RemoteHandle):
         return messages_from_arrow(rows, self._tcid, self._info.options.codec)
 
 
-@remote_calls("Consumer", "position unpoll seek_to_time lag")
+@remote_calls("Consumer", "position unpoll lag")
 class RemoteConsumer(_Polling, Consumer):
     """See `txnkv.Consumer`."""
 
@@ -410,6 +411,9 @@ class RemoteConsumer(_Polling, Consumer):
 
     def seek(self, partition: int, offset: int) -> None:
         self._start = self._call("seek", partition, offset)
+
+    def seek_to_time(self, when: datetime) -> None:
+        self._start = self._call("seek_to_time", when)
 
     def close(self) -> None:
         if not self._closed:
