@@ -66,6 +66,22 @@ def test_what_follows_a_commit(client: txnkv.Client, table: txnkv.Table) -> None
     assert maintenance._thread is not None
 
 
+def test_a_read_behind_a_few_rows_asks_no_thread(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    with client.transaction() as txn:
+        txn.insert(table, (0, "first"))  # makes the session, which takes its time
+        monkeypatch.setattr(threads._threads, "run", asked.append)
+        for i in range(1, 5):
+            txn.insert(table, (i, "a"))
+            txn.update(table, {"id": i, "v": "b"})
+            assert txn.get(table, i) == {"id": i, "v": "b"}
+        assert asked == []
+        monkeypatch.undo()
+    assert table.count() == 5
+
+
 def test_a_checkpoint_that_is_due(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.one_phase_commit import is_brief
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
 from txnkv.transaction.session_buffer import (
     Acks,
@@ -434,15 +435,13 @@ class Session(Closing):
             return True
         return self._context is not None and self._context.unsettled
 
-    @shielded
+    @shielded_unless(lambda self: self._context is not None and is_brief(self._context, None))
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
         self._wait_for_background()
         if self.has_pending:
             self._connection.require_open()
-            outcome = self._flush_all(counted=False)
-            if outcome.refused:
-                self._errors.keep(outcome)
+            self._errors.keep(self._flush_all(counted=False))
         self._errors.tell()
 
     def discard(self) -> None:
