@@ -23,6 +23,7 @@ def busy(store, monkeypatch):
         with client.transaction() as txn:
             txn.insert(table, (1,))
             txn.send(events, b"first")
+            txn.mark_applied("daily", 17)
         holder = client.new_transaction(timeout=600)
         with monkeypatch.context() as patch:
             patch.setattr(outbox, "MAX_BYTES", -1)
@@ -46,9 +47,12 @@ def test_it_tells_who_holds_up_whom(busy, store, run):
     ]
     (subscription,) = view["subscriptions"]
     assert (subscription["name"], subscription["lag"]) == ("mailer", 1)
+    (stream,) = view["applications"]
+    assert (stream["name"], stream["version"]) == ("daily", 17)
+    assert 0 <= stream["seconds"] < 600
     assert view["tables"]["orders"]["rows"] == 1
     shown = run("top", store, "--interval", 0.2).out
-    for part in ("transactions", "events/0 @1", "mailer", "orders",
+    for part in ("transactions", "events/0 @1", "mailer", "daily", "orders",
                  f"txnkv txn abort {store} {holder.id.local}"):  # fmt: skip
         assert part in shown
 

@@ -14,6 +14,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.cli.samples import KEPT, NAMES, Samples
 from txnkv.cli.ui import Watched
 from txnkv.topics import outbox
 
@@ -180,3 +181,80 @@ def test_an_error_of_the_store_is_told_and_it_looks_again(store, until, monkeypa
             patch.undo()
             until(lambda: watched.state(0)["ring"], 300)
             assert watched.state(0)["error"] is None
+
+
+def test_samples_outlive_who_took_them_and_what_is_no_sample_is_left_out(tmp_path):
+    now = 1_800_000_000.25
+    numbers = {**dict.fromkeys(NAMES, 1.5), "p99": None}
+    first = Samples(tmp_path)
+    for second in range(KEPT + 10):
+        first.add(now + second, numbers)
+    end = now + KEPT + 9
+    kept = first.since(0, end)
+    assert [each["at"] for each in kept] == [now + second for second in range(10, KEPT + 10)]
+    first.close()
+    first.add(end, numbers)  # of this process alone now
+
+    second = Samples(tmp_path)
+    assert second.since(0, end) == kept
+    assert second.since(end - 2, end) == kept[-2:]
+    assert second.since(0, end + KEPT - 1) == kept[-1:]
+    second.close()
+
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[20] ^= 1
+    file.write_bytes(data[:-7])
+    third = Samples(tmp_path)
+    assert len(third.since(0, end)) == KEPT - 2
+    third.close()
+    file.write_bytes(b"x" * len(data))
+    Samples(tmp_path).close()
+
+
+def test_samples_are_kept_in_memory_where_nothing_can_be_written(tmp_path):
+    there_is_none = Samples(tmp_path / "none")
+    there_is_none.add(5.0, dict.fromkeys(NAMES, 0.0))
+    assert [each["at"] for each in there_is_none.since(0, 9)] == [5.0]
+    there_is_none.close()
+
+
+def test_ends_of_transactions_are_shown_around_the_last_stable_offset(store, monkeypatch):
+    with txnkv.connect(store) as client:
+        events = client.create_topic("events")
+        monkeypatch.setattr(outbox, "MAX_BYTES", -1)
+        for end in ("commit", "rollback", "commit"):
+            txn = client.new_transaction()
+            txn.send(events, b"sent")
+            txn.flush()
+            getattr(txn, end)()
+        monkeypatch.undo()
+        with client.transaction() as txn:
+            txn.send(events, b"no marker")
+    with Watched(str(store)) as watched:
+        (seen,) = watched.topic("events")["partitions"]
+    assert [(each["first"], each["marker"]) for each in seen["committed"]] == [(0, 1), (4, 5)]
+    assert [(each["first"], each["marker"]) for each in seen["aborted"]] == [(2, 3)]
+    assert (seen["low"], seen["high"], seen["end"]) == (0, 7, 7)
+
+
+def test_a_damaged_part_says_what_it_lost_and_works_again(store):
+    with txnkv.connect(store) as client:
+        events = client.create_topic("events")
+        with client.transaction() as txn:
+            txn.send(events, b"gone")
+        client.compact()
+        engine = client.instance.topics
+        (partition,) = engine.partitions(engine.get("events"))
+        file = partition.environment.path / "data.mdb"
+    file.write_bytes(bytes(file.stat().st_size))
+    with Watched(str(store)) as watched:
+        (seen,) = watched.topic("events")["partitions"]
+        assert seen["error"]
+        found = watched.lost(seen["part"])
+        assert found == {"any": True, "lines": ["topic 'events', partition 0: offsets 0 to 0"]}
+        assert "works again" in watched.mend(seen["part"])
+        assert watched.topic("events")["partitions"][0]["error"] is None
+        assert watched.lost(seen["part"])["any"] is False
+        with pytest.raises(ValueError, match="no topic has the part"):
+            watched.lost("topic:none/0")

@@ -243,10 +243,13 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
     loss = client.accept_loss(part, dry_run=True)
     for line in loss.lines():
         click.echo(line)
-    if not yes:
+    if loss and not yes:
         raise click.ClickException(
             "this would be lost for good: say --yes, or restore a backup first"
         )
+    if not yes:
+        click.echo(f"{loss.part} has lost nothing; if it does not work, say --yes")
+        return
     client.accept_loss(part)
     click.echo(f"{loss.part} works again" if loss else f"{loss.part} had lost nothing")
 

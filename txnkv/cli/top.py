@@ -184,7 +184,21 @@ def _sample(client: txnkv.Client) -> dict[str, Any]:
         "transactions": sorted(transactions, key=lambda each: -each["seconds"]),
         "held_up": partitions,
         "subscriptions": sorted(subscriptions, key=lambda each: -each["lag"]),
+        "applications": _applications(client, now),
     }
+
+
+def _applications(client: txnkv.Client, now: datetime) -> list[dict[str, Any]]:
+    """Streams and jobs that commit versions, and how long ago each last did; the latest first."""
+    found = [
+        {
+            "name": name,
+            "version": last.version,
+            "seconds": max((now - last.commit_ts.datetime).total_seconds(), 0.0),
+        }
+        for name, last in client.applications().items()
+    ]
+    return sorted(found, key=lambda each: each["seconds"])
 
 
 # -- how it is shown -------------------------------------------------------------------
@@ -209,6 +223,7 @@ def _shown(view: dict[str, Any], width: int) -> Group:
         ("held up", ("partition", "stable", "end", "waiting", "by transaction"), _held_up(view)),
         ("subscriptions", ("topic", "name", "type", "lag", "leased", "free", "pending"),
          _subscriptions(view)),
+        ("streams", ("stream", "batch", "since"), _streams(view)),
         ("tables", ("table", "rows", "size", "row sets", "deleted"), _tables(view)),
         ("topics", ("topic", "offsets", "size", "segments", "open"), _topics(view)),
     ):  # fmt: skip
@@ -267,7 +282,7 @@ def _grid(title: str, names: tuple[str, ...], rows: list[list[str]]) -> RichTabl
     grid = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", show_edge=False
     )
-    left = {"partition", "state", "locking", "holds up", "topic", "name", "type", "table"}
+    left = {"partition", "state", "locking", "holds up", "topic", "name", "type", "table", "stream"}
     for name in names:
         grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows[:_MOST]:
@@ -311,6 +326,13 @@ def _subscriptions(view: dict[str, Any]) -> list[list[str]]:
     return [
         [each["topic"], each["name"], each["type"], *(f"{each[name]:,}" for name in numbers)]
         for each in view["subscriptions"]
+    ]
+
+
+def _streams(view: dict[str, Any]) -> list[list[str]]:
+    return [
+        [each["name"], f"{each['version']:,}", duration(each["seconds"])]
+        for each in view["applications"]
     ]
 
 

@@ -61,6 +61,7 @@ function plot([name, title, shown], ring) {
   const first = ring[0].at, span = Math.max(ring.at(-1).at - first, 60);
   let path = "", pen = "M";
   ring.forEach((each, at) => {
+    if (at && each.at - ring[at - 1].at > 5) pen = "M"; // Nobody looked in between.
     if (values[at] == null) return void (pen = "M");
     path += `${pen}${((each.at - first) / span) * 1000} ${66 - (most ? values[at] / most : 0) * 60}`;
     pen = "L";
@@ -107,6 +108,8 @@ function grids(view) {
       view.held_up.map((h) => [h.partition, count(h.stable), count(h.end), count(h.end - h.stable), `${h.held_up_by}`])],
     ["Subscriptions", "subscriptions", ["topic", "name", "type", "#lag", "#leased", "#free", "#pending"],
       view.subscriptions.map((s) => [s.topic, s.name, s.type, count(s.lag), count(s.leased), count(s.free), count(s.pending)])],
+    ["Streams and jobs", "applications", ["application", "#last batch", "#committed ago"],
+      view.applications.map((a) => [a.name, count(a.version), age(a.seconds)])],
     ["Tables", "tables", ["table", "#rows", "#size", "#row sets", "#deleted"],
       Object.entries(view.tables).map(([name, t]) => [opener("table", name),
         t.rows == null ? "⚠ damaged" : count(t.rows), size(t.bytes), count(t.row_sets), count(t.deleted_versions)])],
@@ -136,10 +139,12 @@ function show(view, ring) {
   const leader = view.leader_pid == null ? "no leader" : `leader ${view.leader_pid}`;
   $("about").textContent = `${new Date().toLocaleTimeString()} · ${size(view.files_bytes)} on disk · `
     + `${view.processes.length} writing · ${leader}`;
-  const key = document.activeElement?.dataset?.key; // What is drawn anew keeps the focus.
+  const key = document.activeElement?.dataset?.key; // What is drawn anew keeps the focus, and how far it is scrolled.
+  const down = new Map([...document.querySelectorAll("#grids .wide")].map((each) => [each.firstChild.ariaLabel, each.scrollTop]));
   $("now").replaceChildren(...now(view));
   $("plots").replaceChildren(...PLOTS.map((each) => plot(each, ring)));
   $("grids").replaceChildren(...grids(view));
+  for (const each of document.querySelectorAll("#grids .wide")) each.scrollTop = down.get(each.firstChild.ariaLabel) ?? 0;
   if (key) [...document.querySelectorAll("[data-key]")].find((b) => b.dataset.key === key)?.focus({ preventScroll: true });
 }
 
@@ -152,6 +157,7 @@ function table(found) {
     ? grid(["columns", "unique", "ready"], found.indexes.map((i) =>
       [i.columns.join(", "), i.unique ? "yes" : "no", i.ready ? "yes" : "being built"]), "Indexes")
     : el("p", { class: "note" }, "none"));
+  found.damaged = shown?.tables[opened?.name]?.rows === null; // Somewhere: each says what it lost.
   for (const tablet of found.tablets) {
     const sets = tablet.row_sets, shapes = [];
     sets.forEach((s, at) => {
@@ -161,6 +167,8 @@ function table(found) {
       if (dead) shapes.push(["rect", { class: "dead", x: x + w - dead, y, width: dead, height: 10 }, `${count(s.deleted)} deleted`]);
     });
     parts.push(el("h3", {}, `Tablet ${tablet.id}`));
+    if (found.damaged || tablet.error) parts.push(...damage(tablet));
+    if (tablet.error) continue;
     if (!sets.length) parts.push(el("p", { class: "note" }, "no row sets yet: its rows are in the log and in memory"));
     else parts.push(el("p", { class: "note" }, "Ranges of keys, in their order; the other part of a bar is deleted rows."),
       draw(sets.length * 14, `Key ranges of ${sets.length} row sets, as in the grid below`, shapes),
@@ -170,29 +178,46 @@ function table(found) {
   }
   return parts;
 }
+function damage(part) {
+  return [el("p", {}, part.error ? `⚠ damaged: ${part.error}` : "⚠ this table is damaged, here or in another tablet"),
+    token ? el("p", {}, el("button", { class: "danger", "data-key": `repair ${part.part}`, "aria-label": `Repair ${part.part}`, onclick: () => repair(part.part) }, "Repair…")) : ""];
+}
+const many = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
+function line(p, low, high, label, zoomed) {
+  const at = (offset) => ((Math.min(Math.max(offset, low), high) - low) / Math.max(high - low, 1)) * 1000;
+  const rect = (name, from, to, y, height, title) => ["rect", { class: name, x: at(from), y, width: Math.max(at(to) - at(from), 0), height }, title];
+  const tick = (name, offset, from, to, title) => ["path", { class: name, d: `M${at(offset)} ${from}V${to}` }, title];
+  const shapes = [rect("ground", low, high, 12, 16), rect("bar", p.start, p.stable, 12, 16, "decided"),
+    rect("dead", p.stable, p.end, 12, 16, "waiting"),
+    ...p.segments.filter(([base]) => base >= low && base < high).map(([base, bytes]) => tick("cut", base, 12, 28, `segment from ${base}, ${size(bytes)}`))];
+  if (zoomed) shapes.push(
+    ...p.aborted.map((t) => rect("gone", t.first, t.marker + 1, 12, 16, `aborted: transaction ${t.id}, from ${t.first} to its marker at ${t.marker}`)),
+    ...p.committed.map((t) => tick("done", t.marker, 30, 38, `committed: transaction ${t.id}, from ${t.first} to its marker at ${t.marker}`)),
+    ...p.aborted.map((t) => tick("undone", t.marker, 30, 38, `abort marker of transaction ${t.id} at ${t.marker}`)));
+  shapes.push(...p.open.filter((t) => t.first >= low && t.first <= high).map((t) => tick("edge", t.first, 6, 28, `open: transaction ${t.id} from ${t.first}`)),
+    ["path", { class: "stable", d: `M${at(p.stable) - 8} 0h16l-8 10z` }, `last stable offset ${p.stable}`]);
+  return draw(40, label, shapes);
+}
 function topic(found) {
   const parts = [];
   for (const p of found.partitions) {
     parts.push(el("h3", {}, `Partition ${p.number}`));
-    if (p.error) { parts.push(el("p", {}, `⚠ damaged: ${p.error}`)); continue; }
-    const from = Math.min(p.start, ...p.segments.map((s) => s[0])), span = Math.max(p.end - from, 1);
-    const at = (offset) => ((offset - from) / span) * 1000;
-    const shapes = [
-      ["rect", { class: "ground", x: 0, y: 6, width: 1000, height: 18 }],
-      ["rect", { class: "bar", x: at(p.start), y: 6, width: at(p.stable) - at(p.start), height: 18 }, "decided"],
-      ["rect", { class: "dead", x: at(p.stable), y: 6, width: at(p.end) - at(p.stable), height: 18 }, "waiting"],
-      ...p.segments.map(([base, bytes]) => ["path", { class: "cut", d: `M${at(base)} 6V24` }, `segment from ${base}, ${size(bytes)}`]),
-      ...p.open.map((t) => ["path", { class: "edge", d: `M${at(t.first)} 0V30` }, `transaction ${t.id} from ${t.first}`]),
-    ];
+    if (p.error) { parts.push(...damage(p)); continue; }
+    const from = Math.min(p.start, ...p.segments.map((s) => s[0]));
     const held = p.open.length && p.stable < p.end ? `, held up by transaction ${p.open[0].id}` : "";
     parts.push(el("p", {}, `offsets ${count(p.start)} to ${count(p.end)} (high watermark); `
-      + `last stable offset ${count(p.stable)}${held}; ${count(p.segments.length)} segment${p.segments.length === 1 ? "" : "s"}, ${size(p.bytes)}`
-      + (p.waiting ? `; ${count(p.waiting)} messages wait in side logs` : "")),
-    draw(30, `Offsets ${p.start} to ${p.end}, stable to ${p.stable}`, shapes));
+      + `last stable offset ${count(p.stable)}${held}; ${many(p.segments.length, "segment")}, ${size(p.bytes)}`
+      + (p.waiting ? `; ${many(p.waiting, "message")} in side logs` : "")));
+    const whole = from >= p.low && p.end <= p.high;
+    const ends = `${many(p.committed.length, "commit marker")}, ${many(p.aborted.length, "aborted transaction")}, ${p.open.length} open`;
+    if (!whole) parts.push(line(p, from, p.end, `Offsets ${from} to ${p.end}, stable to ${p.stable}`, false),
+      el("p", { class: "note" }, `of these, ${count(p.low)} to ${count(p.high)}, around the last stable offset:`));
+    parts.push(line(p, p.low, p.high, `Offsets ${p.low} to ${p.high}, stable to ${p.stable}: ${ends}`, true), el("p", { class: "note" }, ends));
     if (p.open.length) parts.push(grid(["transaction", "#first offset"], p.open.map((t) => [`${t.id}`, count(t.first)]), "Open transactions"));
   }
-  parts.push(el("p", { class: "note" }, "A bar is all offsets: first those that are decided, then those that readers of committed "
-    + "messages wait for. Thin gaps part segments; a tall line is the first message of an open transaction."));
+  const key = (name, text) => el("span", {}, el("i", { class: `key ${name}` }), text);
+  parts.push(el("p", { class: "note keys" }, key("bar", "decided"), key("dead", "waits for an open transaction"), key("gone", "aborted, to its marker"),
+    key("done", "commit marker"), key("undone", "abort marker"), key("edge", "first message of an open transaction"), key("stable", "last stable offset"), key("cut", "gap: a segment begins")));
   return parts;
 }
 let opened = null;
@@ -215,31 +240,45 @@ async function redraw() {
 
 // -- actions --------------------------------------------------------------------------
 
+async function act(title, url) {
+  said(`${title} …`);
+  try {
+    const answer = await fetch(url, { method: "POST", headers: { "X-Token": token } });
+    const text = await answer.text();
+    if (answer.ok) return JSON.parse(text);
+    said(answer.status === 400 ? `⚠ ${JSON.parse(text).error}` : `⚠ refused: ${text}`);
+  } catch { said("⚠ the server does not answer; look whether it was done"); }
+  return null;
+}
 function ask(title, why, yes, url) {
   $("h-ask").textContent = title;
   $("why").textContent = why;
   $("yes").textContent = yes;
   $("yes").onclick = async () => {
     $("ask").close();
-    said(`${title} …`);
-    try {
-      const answer = await fetch(url, { method: "POST", headers: { "X-Token": token } });
-      const text = await answer.text();
-      said(answer.ok ? JSON.parse(text) : answer.status === 400 ? `⚠ ${JSON.parse(text).error}` : `⚠ refused: ${text}`);
-    } catch { said("⚠ the server does not answer; look whether it was done"); }
+    const done = await act(title, url);
+    if (done != null) said(done);
   };
   $("ask").showModal();
+}
+async function repair(part) {
+  const of = `?of=${encodeURIComponent(part)}`, found = await act(`Looking at what ${part} has lost`, `/lost${of}`);
+  if (!found) return;
+  $("said").hidden = true;
+  ask(`Repair ${part}?`, found.any ? `This is lost for good then; if there is a backup, restore it instead:\n${found.lines.join("\n")}`
+    : found.lines.join("\n"), found.any ? "Give it up" : "Repair it", `/repair${of}`);
 }
 function said(text) { $("said").hidden = false; $("said").textContent = text; }
 
 // -- each second ----------------------------------------------------------------------
 
-let ring = [], paused = false;
+let ring = [], paused = false, shown = null;
 async function tick() {
   if (!paused && !document.hidden) {
     try {
       const { view, ring: fresh, error } = await (await fetch(`/state?of=${ring.at(-1)?.at ?? 0}`)).json();
       ring = ring.concat(fresh).slice(-900);
+      shown = view;
       if (ring.length && view.path) show(view, ring);
       await redraw();
       alert(error && `⚠ ${error}`);
@@ -256,7 +295,21 @@ $("pause").onclick = () => {
   $("pause").textContent = paused ? "Go on" : "Pause";
   $("pause").setAttribute("aria-pressed", paused);
 };
-$("shut").onclick = () => { opened = null; $("detail").hidden = true; };
+$("shut").onclick = () => {
+  const key = opened && `${opened.kind} ${opened.name}`;
+  opened = null;
+  $("detail").hidden = true;
+  [...document.querySelectorAll("[data-key]")].find((b) => b.dataset.key === key)?.focus(); // Back to where it was opened.
+};
+$("find").onsubmit = async (event) => {
+  event.preventDefault();
+  const name = $("name").value.trim();
+  for (const kind of name ? ["table", "topic"] : []) {
+    const answer = await fetch(`/${kind}?of=${encodeURIComponent(name)}`).catch(() => null);
+    if (answer?.ok) return void ($("said").hidden = true, open(kind, name));
+  }
+  said(`⚠ no table or topic has the name “${name}”`);
+};
 $("no").onclick = () => $("ask").close();
 $("compact").hidden = !token;
 $("compact").onclick = () => ask("Compact the store?", "Row sets are merged, what nobody can see any more is left out, space is given "

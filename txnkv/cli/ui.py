@@ -1,11 +1,13 @@
 """`txnkv ui`: a store as it lives, as a page in a browser of this machine.
 
-A thread takes a view a second (`top.views`), the last ones are kept in a *ring* for the plots; the
-page asks for what is new. Tables and topics are looked at when they are opened in the page.
+A thread takes a view a second (`top.views`), the numbers of the last ones are kept in a ring
+(`samples`) for the plots; the page asks for what is new. Tables and topics are looked at when they
+are opened in the page.
 
     thread    view view view view ...      ring: the numbers of the last quarter of an hour
     page      GET /state?of=TIME           the last view, and the numbers after a time
               POST /abort?of=ID, /compact  with the page's token: `txnkv txn abort`, `txnkv compact`
+              POST /lost?of=PART, /repair  `txnkv repair --accept-loss`, first without --yes
 
 Other pages of the browser are not let in: a request names the address that was printed as
 its host (a name that somebody has pointed at 127.0.0.1 is another one), comes from no other
@@ -21,9 +23,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Any, Final
 
@@ -32,16 +33,17 @@ import click
 import txnkv
 from txnkv.cli.command_group import words
 from txnkv.cli.console import json_text, json_value, store_argument
+from txnkv.cli.samples import Sample, Samples
 from txnkv.cli.top import views
+from txnkv.coordinator import DAMAGE
 from txnkv.core import CoreError
-from txnkv.errors import TxnkvError
+from txnkv.errors import ClosedError, TxnkvError
+from txnkv.storage import new_lock
 from txnkv.tables import Tablet
-from txnkv.topics import overview_of
+from txnkv.topics import Partition, PartitionOverview, overview_of
 
-_KEPT: Final = 900
-"""Samples in the ring."""
 _DRAWN: Final = 500
-"""Row sets and segments of a drawing, at most."""
+"""Row sets and segments of a drawing, at most; offsets on each side of the last stable one."""
 _SENT: Final = 300
 """Tables, topics, transactions, ... that the page is sent, at most of each."""
 _HEADERS: Final = {
@@ -103,10 +105,11 @@ class Watched:
         self.path = path
         self._interval = interval
         self._client = txnkv.connect(path, create=False, read_only=True)
-        self._ring: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._samples = Samples(self._client.instance.store.directory.runtime_path)
         self._view: dict[str, Any] = {}
         self._error: str | None = None
         self._ended = False
+        self._mending = new_lock()
         self._thread = threading.Thread(target=self._look, name="txnkv-ui", daemon=True)
 
     def __enter__(self) -> Watched:
@@ -117,46 +120,29 @@ class Watched:
         self._ended = True
         self._thread.join(60)
         self._client.close()
+        self._samples.close()
 
     def state(self, since: float) -> dict[str, Any]:
         """The last view, and the numbers of those after a time, in seconds since 1970."""
-        ring = [each for each in self._ring.copy() if each["at"] > since]
+        ring = self._samples.since(since, time.time())
         return {"view": self._view, "ring": ring, "error": self._error}
 
     def table(self, name: str) -> dict[str, Any]:
-        """The schema of a table, and its tablets with the key ranges of their row sets.
+        """The schema of a table, and its tablets with the key ranges of their row sets."""
+        with self._mending:
+            return self._table(name)
 
-        Ranges are places among the ends of all ranges of a tablet, in the order of keys.
-        """
+    def _table(self, name: str) -> dict[str, Any]:
         schema = self._client.table(name).schema
         engine = self._client.instance.engine
         columns = list(schema.type_names().items())
         tablets = []
-        for tablet in engine.tablets(engine.get(name)):
-            infos = tablet.reload().infos
-            ends = sorted({key for each in infos for key in (each.min_key, each.max_key)})
-            place = {key: at for at, key in enumerate(ends)}
-            tablets.append(
-                {
-                    "id": tablet.id,
-                    "ends": len(ends),
-                    "count": len(infos),
-                    "row_sets": [
-                        {
-                            "id": each.id,
-                            "from": place[each.min_key],
-                            "to": place[each.max_key],
-                            "first": _key(tablet, each.min_key),
-                            "last": _key(tablet, each.max_key),
-                            "rows": each.rows,
-                            "deleted": each.deleted,
-                            "bytes": each.size,
-                            "versioned": each.versioned,
-                        }
-                        for each in infos[:_DRAWN]
-                    ],
-                }
-            )
+        for number, tablet in enumerate(engine.tablets(engine.get(name))):
+            found: dict[str, Any] = {"id": tablet.id, "part": f"table:{name}/{number}"}
+            try:
+                tablets.append({**found, **_row_sets(tablet), "error": None})
+            except DAMAGE as error:
+                tablets.append({**found, "error": str(error)})
         return {
             "primary_key": list(schema.primary_key),
             "columns": columns,
@@ -173,30 +159,52 @@ class Watched:
 
     def topic(self, name: str) -> dict[str, Any]:
         """The partitions of a topic: offsets, segments, and transactions that are open there."""
+        with self._mending:
+            return self._topic(name)
+
+    def _topic(self, name: str) -> dict[str, Any]:
         engine = self._client.instance.topics
         topic = engine.get(name)
         found = []
         for seen, partition in zip(
             overview_of(engine, topic).partitions, engine.partitions(topic), strict=True
         ):
-            segments = []
-            if seen.error is None and partition.exists:
-                with partition.environment.read() as txn:
-                    segments = [(each.base, each.bytes) for each in partition.log.segments(txn)]
             found.append(
                 {
                     "number": seen.number,
+                    "part": f"topic:{name}/{seen.number}",
                     "start": seen.start,
                     "end": seen.end,
                     "stable": seen.last_stable_offset,
                     "bytes": seen.bytes,
-                    "segments": segments[-_DRAWN:],
                     "open": [{"id": each.txn_id, "first": each.first_offset} for each in seen.open],
                     "waiting": sum(seen.waiting.values()),
-                    "error": seen.error,
+                    **_ended(partition, seen),
                 }
             )
         return {"buffer": topic.buffer, "partitions": found}
+
+    def lost(self, part: str) -> dict[str, Any]:
+        """Tell what is given up when a damaged part is made to work again, in lines.
+
+        Raises:
+            ValueError: it cannot be told, with the reason.
+        """
+        with self._aside():
+            done = self._call("repair", "--accept-loss", part, "--", self.path)
+        lines = done.stdout.splitlines()
+        if done.returncode and not lines:
+            raise ValueError(_reason(done))
+        return {"lines": lines, "any": bool(done.returncode)}
+
+    def mend(self, part: str) -> str:
+        """Give up what a damaged part has lost, and return what the command says.
+
+        Raises:
+            ValueError: it failed, with its own text.
+        """
+        with self._aside():
+            return self.act("repair", "--accept-loss", part, "--yes", "--", self.path)
 
     def act(self, *command: str) -> str:
         """Call a command, and return what it says.
@@ -206,11 +214,24 @@ class Watched:
         Raises:
             ValueError: it failed, with its own text.
         """
-        called = [sys.executable, "-P", "-m", "txnkv", *command]
-        done = subprocess.run(called, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = self._call(*command)
         if done.returncode:
-            raise ValueError(done.stderr.strip().removeprefix("Error: "))
+            raise ValueError(_reason(done))
         return done.stdout.strip()
+
+    def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
+        called = [sys.executable, "-P", "-m", "txnkv", *command]
+        return subprocess.run(called, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have no file of the store open meanwhile: one that is mended must be nobody's."""
+        with self._mending:
+            self._client.close()
+            try:
+                yield
+            finally:
+                self._client = txnkv.connect(self.path, create=False, read_only=True)
 
     def _look(self) -> None:
         while not self._ended:
@@ -219,10 +240,70 @@ class Watched:
                     if self._ended:
                         return
                     self._view, self._error = _cut(view), None
-                    self._ring.append(_numbers(view))
+                    self._samples.add(time.time(), _numbers(view))
+            except ClosedError:
+                time.sleep(self._interval)  # a part is being mended
             except (TxnkvError, OSError) as error:
                 self._error = words(error)
                 time.sleep(self._interval)
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.strip().removeprefix("Error: ")
+
+
+def _row_sets(tablet: Tablet) -> dict[str, Any]:
+    """The row sets of a tablet; ranges are places among the ends of all, in the order of keys."""
+    infos = tablet.reload().infos
+    ends = sorted({key for each in infos for key in (each.min_key, each.max_key)})
+    place = {key: at for at, key in enumerate(ends)}
+    return {
+        "ends": len(ends),
+        "count": len(infos),
+        "row_sets": [
+            {
+                "id": each.id,
+                "from": place[each.min_key],
+                "to": place[each.max_key],
+                "first": _key(tablet, each.min_key),
+                "last": _key(tablet, each.max_key),
+                "rows": each.rows,
+                "deleted": each.deleted,
+                "bytes": each.size,
+                "versioned": each.versioned,
+            }
+            for each in infos[:_DRAWN]
+        ],
+    }
+
+
+def _ended(partition: Partition, seen: PartitionOverview) -> dict[str, Any]:
+    """The segments of a log, and the ends of transactions around its last stable offset."""
+    low = max(seen.start, seen.last_stable_offset - _DRAWN)
+    high = min(seen.end, seen.last_stable_offset + _DRAWN)
+    found: dict[str, Any] = {"error": seen.error, "low": low, "high": high}
+    found |= {"segments": [], "committed": [], "aborted": []}
+    if seen.error is not None or not partition.exists:
+        return found
+    try:
+        with partition.environment.read() as txn:
+            log = partition.log
+            segments = [(each.base, each.bytes) for each in log.segments(txn)]
+            commits = log.commits(txn, low, 2 * _DRAWN)
+            aborted = log.aborted(txn, low, high)
+    except DAMAGE as error:
+        return {**found, "error": str(error)}
+    found["segments"] = segments[-_DRAWN:]
+    found["committed"] = [  # a batch that was decided when it was written has no marker
+        {"id": each.txn_id, "first": each.first_offset, "marker": each.marker_offset}
+        for each in commits
+        if each.first_offset < each.marker_offset < high
+    ]
+    found["aborted"] = [
+        {"id": each.txn_id, "first": each.first_offset, "marker": each.last_offset}
+        for each in aborted
+    ]
+    return found
 
 
 def _key(tablet: Tablet, key: bytes) -> str:
@@ -242,15 +323,14 @@ def _cut(view: dict[str, Any]) -> dict[str, Any]:
     for name in ("tables", "topics"):
         largest = sorted(view[name].items(), key=lambda each: -each[1]["bytes"])
         cut["counts"][name], cut[name] = len(largest), dict(largest[:_SENT])
-    for name in ("transactions", "held_up", "subscriptions"):
+    for name in ("transactions", "held_up", "subscriptions", "applications"):
         cut["counts"][name], cut[name] = len(view[name]), view[name][:_SENT]
     return cut
 
 
-def _numbers(view: dict[str, Any]) -> dict[str, Any]:
+def _numbers(view: dict[str, Any]) -> Sample:
     """The numbers of a view that are plotted."""
     return {
-        "at": time.time(),
         "commits": view["per_second"]["commits"],
         "p99": view["commit_seconds"]["p99"],
         "conflicts": view["per_second"]["conflicts"],
@@ -283,9 +363,11 @@ def application(watched: Watched, address: str, token: str) -> Any:
         "/ui.js": (own.joinpath("ui.js").read_text(), "text/javascript"),
     }
     hosts = {address, address.replace("127.0.0.1", "localhost")}
-    actions: dict[str, Callable[[str], str]] = {
+    actions: dict[str, Callable[[str], Any]] = {
         "abort": lambda id: watched.act("txn", "abort", "--", watched.path, str(int(id))),
         "compact": lambda _: watched.act("compact", "--", watched.path),
+        "lost": watched.lost,
+        "repair": watched.mend,
     }
     looks: dict[str, Callable[[str], Any]] = {
         "state": lambda since: watched.state(float(since or 0)),
