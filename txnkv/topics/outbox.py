@@ -199,6 +199,11 @@ class Outbox:
         if self._acks is not None:
             self._acks.validate(cur, latest)
 
+    def reopen(self) -> None:
+        """Nothing was committed: the transaction is as open as before."""
+        if self._acks is not None:
+            self._acks.reopen()
+
     def ended(self, committed: bool) -> None:
         """The transaction has ended while it was small."""
         if self._acks is not None:

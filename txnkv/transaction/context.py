@@ -124,12 +124,10 @@ class TxnContext:
         transactional: bool = True,
         holding: Holding | None = None,
     ) -> None:
-        self.instance = instance
-        self.row = row
+        self.instance, self.row = instance, row
         self.local = LocalState(stored=stored)
         self.lock = self.local.lock
-        self.scope = scope
-        self.transactional = transactional
+        self.scope, self.transactional = scope, transactional
         self.sessions: list[Flushable] = []
         self._pid = _PID
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
@@ -551,6 +549,12 @@ class TxnContext:
                 raise self.time_out("commit")
             self.end(TxnState.COMMITTED)
             return Attempt(self.snapshot), None
+
+    def reopen(self) -> None:
+        """Nothing was committed: it is as open as before."""
+        self.local.move(Local.IN_MEMORY)
+        if self._own is not None:
+            self._own.reopen()
 
     def end(
         self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None

@@ -225,7 +225,7 @@ def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> Non
     with context.lock:
         if attempt.done:  # it was rolled back meanwhile
             return
-        context.local.move(Local.IN_MEMORY)
+        context.reopen()
         context.local.settle(attempt, None, error)
     attempt.tell()
 
@@ -251,7 +251,7 @@ def _move_after(context: TxnContext, error: BaseException) -> BaseException:
     ):
         context.end(TxnState.ABORTED, str(error), error)
     elif isinstance(error, TxnkvError) and not isinstance(error, CommitOutcomeUnknownError):
-        context.local.move(Local.IN_MEMORY)  # nothing was committed
+        context.reopen()
     else:
         context.local.move(Local.UNSURE)
         unknown = CommitOutcomeUnknownError(str(error), int(context.id))

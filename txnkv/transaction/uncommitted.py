@@ -191,6 +191,11 @@ class SmallParts:
             self._marks = None
             fault_point("applications.staged")
 
+    def reopen(self) -> None:
+        """Nothing was committed: the transaction is as open as before."""
+        if self._outbox is not None:
+            self._outbox.reopen()
+
     def ended(self, committed: bool) -> None:
         """Note that the transaction has ended while it was small."""
         if self._outbox is not None:

@@ -16,6 +16,7 @@ from tests.topics.subscriptions.subscription_tools import (
     send,
     take,
 )
+from txnkv.storage.faults import arm, disarm
 from txnkv.topics.messages.message import MessageId
 
 # -- negative acks, leases, dead letters -----------------------------------------------
@@ -55,6 +56,32 @@ def test_two_negative_acks_deliver_once(
     assert received(sub) == ["0"]
     now.forward(delay * 2)
     assert received(sub) == []
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+def test_acks_come_back_after_the_deadline_though_a_commit_failed(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, tries: int
+) -> None:
+    """Nothing was committed, and the handle was kept, and forgotten."""
+
+    def no_room() -> None:
+        raise txnkv.StorageFullError("no room")
+
+    send(client, 0)
+    sub = topic.subscribe("s")
+    txn = client.new_transaction(timeout=60)
+    txn.ack(sub, take(sub))
+    txn.flush()
+    arm("log.written", no_room)
+    for _ in range(tries):
+        with pytest.raises(txnkv.StorageFullError):
+            txn.commit()
+    disarm()
+    assert txn.state is txnkv.TxnState.OPEN
+    now.forward(62)
+    assert received(sub) == ["0"]
+    with pytest.raises(txnkv.TransactionTimedOutError):
+        txn.commit()
 
 
 def test_a_lease_that_runs_out_goes_to_another(

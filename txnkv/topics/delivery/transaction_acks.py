@@ -430,6 +430,10 @@ class TransactionAcks:
                 acks.state.release(self._token, acks)
                 acks.state = None
 
+    def reopen(self) -> None:
+        """Nothing was committed: the transaction is as open as before."""
+        self._committing = False
+
     def expire(self) -> None:
         """The deadline of a small one has passed long ago, and nobody noticed."""
         deadline = self._row.deadline
