@@ -256,13 +256,15 @@ class Consumer(Closing):
     def lag(self, partition: int | None = None) -> int:
         """Return the number of offsets between a position and the end of what can be read; of all
         partitions together without an argument.
+
+        Raises:
+            ValueError: it does not read this partition.
         """
         self._require_open()
         numbers = list(self._partitions) if partition is None else [partition]
-        lags = 0
-        for number in numbers:
-            lags += max(self._end(self._partitions[number]) - self.position(number), 0)
-        return lags
+        positions = {number: self.position(number) for number in numbers}
+        ends = {number: self._end(self._partitions[number]) for number in numbers}
+        return sum(max(ends[number] - positions[number], 0) for number in numbers)
 
     def close(self) -> None:
         """Give it up. Twice is fine."""

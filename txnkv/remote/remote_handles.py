@@ -200,6 +200,10 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
         closed = ", closed" if self._closed else ""
         return f"<Snapshot {int(self._timestamp)} of {self._connection.path!r}{closed}>"
 
+    def reference(self) -> list[Any]:
+        self.require_open()
+        return super().reference()
+
     def _table(self, table: Any) -> Table:
         return table if isinstance(table, Table) else self._connection.table(table)
 
