@@ -36,6 +36,7 @@ _HEADER = struct.Struct("<QQ4xI2xHIQqqQiH2xII")
 CONTROL_BODY = struct.Struct("<HHIQQ")
 CHUNK_HEAD = struct.Struct("<QIIQ")
 _ALL = 0xFFFFFFFF
+_NO_ROWS_BYTES = 8  # of the ends of no values
 _PLACES = ffi.typeof("uint64_t[3]")
 _C_HEADER = ffi.typeof("batch_header_t *")
 _TWO = ffi.typeof("uint64_t[2]")
@@ -292,6 +293,28 @@ def place_here(buf: Any, base_offset: int, commit_ts: int = 0) -> None:
     if status == lib.STATUS_LIMIT:
         raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
     check(status, "placing batches")
+
+
+def resized(batch: Any, count: int) -> bytes:
+    """Copy a batch as one that takes so many offsets; those behind its messages hold nothing."""
+    out = bytes(memoryview(batch))
+    memory = writable_bytes(out)
+    header = ffi.new(_C_HEADER)
+    ffi.memmove(header, memory, HEADER_BYTES)
+    header.count = count
+    lib.batch_seal(header, memory, len(out))
+    return out
+
+
+def emptied(batch: Any, count: int) -> bytes:
+    """Copy a batch as one without messages that takes so many offsets."""
+    header = ffi.new(_C_HEADER)
+    ffi.memmove(header, readable(batch), HEADER_BYTES)
+    header.attributes &= lib.BATCH_TRANSACTIONAL | lib.BATCH_DECIDED
+    header.count, header.rows, header.raw_bytes = count, 0, _NO_ROWS_BYTES
+    out = bytes(HEADER_BYTES + _NO_ROWS_BYTES)
+    lib.batch_seal(header, writable_bytes(out), len(out))
+    return out
 
 
 def writable_bytes(fresh: bytes) -> Any:

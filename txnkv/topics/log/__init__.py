@@ -27,7 +27,8 @@ from txnkv.topics.log.log_chunks import (
     unlike,
     whole,
 )
-from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Segment
+from txnkv.topics.log.log_rewriter import Piece
+from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Rewritten, Segment
 from txnkv.topics.log.log_writer import LogOptions
 from txnkv.topics.log.partition_log import Buffer, PartitionLog, first_not_older
 from txnkv.topics.log.partition_state import CommitEntry, OpenTxn

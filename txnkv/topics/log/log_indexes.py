@@ -44,6 +44,8 @@ _COMMIT: Final = struct.Struct("<QIQQQ")
 _ENDS: Final = struct.Struct(">QQ")
 _BIN: Final = struct.Struct(">BQQQ")
 _BITS: Final = 3
+_TOGETHER: Final = 256
+"""Entries of one value, where they are not those of a chunk."""
 
 
 class Commits(LogPart):
@@ -53,6 +55,25 @@ class Commits(LogPart):
         """Adds entries behind all others."""
         value = b"".join([_COMMIT.pack(*entry) for entry in entries])
         self._txn.put(KEY.pack(entries[0].marker_offset), value, db=self._db, append=True)
+
+    def replace(self, low: int, high: int, entries: Sequence[CommitEntry]) -> None:
+        """Put entries in the place of those in [low, high), at whose ends batches begin."""
+        there: list[CommitEntry] = []
+        with self._txn.cursor(db=self._db) as cursor:
+            found = seek_at_or_below(cursor, KEY.pack(low)) or cursor.first()
+            while found and bytes(cursor.key()) < KEY.pack(high):
+                there += _unpacked(cursor.key(), cursor.value())
+                found = cursor.next()
+        if there:
+            first = KEY.pack(there[0].marker_offset)
+            delete_range(self._txn, self._db, first, KEY.pack(high))
+        kept = [entry for entry in there if entry.marker_offset < low]
+        kept += entries
+        kept += [entry for entry in there if entry.marker_offset >= high]
+        for at in range(0, len(kept), _TOGETHER):
+            some = kept[at : at + _TOGETHER]
+            value = b"".join([_COMMIT.pack(*entry) for entry in some])
+            self._txn.put(KEY.pack(some[0].marker_offset), value, db=self._db)
 
     def around(self, offset: int) -> Iterator[CommitEntry]:
         """Entries by position, from one that begins at or below an offset on, if there is one.
@@ -246,6 +267,12 @@ class Aborted(LogPart):
                 parts.append(bytes(cursor.value()))
                 found = cursor.next()
         return b"".join(parts)
+
+    def replace(self, low: int, high: int, entries: Sequence[AbortedEntry]) -> None:
+        """Put entries in the place of those that end in [low, high)."""
+        self._drop(low, high)
+        for entry in entries:
+            self.put(entry)
 
     def truncate(self, offset: int) -> None:
         """Removes entries that end at or behind an offset."""

@@ -5,6 +5,7 @@ Databases, each by offset (u64 big-endian) but for `state` and `open`:
     log        chunks of batches              log_chunks
     state      one record, under "log": start, end, low water mark, the last snapshot; beside it
                what subscriptions have lost                            retention
+               and "rewritten", u64 looked up to | u64 pieces          log_rewriter
     open       "i" + transaction -> first offset, since;  "o" + first offset -> transaction
     aborted    last offset, first offset -> an entry of 34 bytes       log_indexes
     spans      level, bin, last offset, first offset of an entry       log_indexes
@@ -62,6 +63,8 @@ SNAPSHOTS: Final = b"snapshots"
 DATABASES: Final = (LOG, STATE, OPEN, ABORTED, SPANS, COMMITS, SEGMENTS, SNAPSHOTS)
 
 _NAME: Final = b"log"
+_REWRITTEN: Final = b"rewritten"
+_LOOKED: Final = struct.Struct("<QQ")
 _VERSION: Final = 1
 _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<HHQQQqQ")
@@ -119,6 +122,19 @@ def _checked(data: bytes) -> LogState:
             f"{_VERSION}; use a newer one"
         )
     return LogState(*fields)
+
+
+class Rewritten(NamedTuple):
+    """The record of key compaction.
+
+    Attributes:
+        upto: all below was looked at: what a message below it hides is gone.
+        pieces: how many were put in the place of others. Who remembers where batches lie asks
+            whether it is the same.
+    """
+
+    upto: int = 0
+    pieces: int = 0
 
 
 class StoredOpenTxns:
@@ -355,6 +371,15 @@ class LogParts:
     def store(self, record: LogState) -> None:
         """Writes the record."""
         record.store(self.txn, self._db(STATE))
+
+    def rewritten(self) -> Rewritten:
+        """The record of key compaction."""
+        found = self.txn.get(_REWRITTEN, db=self._db(STATE))
+        return Rewritten() if found is None else Rewritten(*_LOOKED.unpack(found))
+
+    def store_rewritten(self, rewritten: Rewritten) -> None:
+        """Writes it."""
+        self.txn.put(_REWRITTEN, _LOOKED.pack(*rewritten), db=self._db(STATE))
 
     @property
     def open(self) -> StoredOpenTxns:

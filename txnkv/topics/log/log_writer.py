@@ -284,6 +284,9 @@ class LogCutter:
             start=min(record.start, end), end=end, low_water_mark=state.low_water_mark,
             changes=state.changes,
         ))  # fmt: skip
+        rewritten = parts.rewritten()
+        if rewritten.upto > end:
+            parts.store_rewritten(rewritten._replace(upto=end))
         fault_point("partition.truncated")
         return end
 
@@ -362,15 +365,20 @@ class LogCutter:
         """Leaves at least one: the first stays when the log is empty now."""
         holding = self._parts.segments.before(end) or Segment.empty(end)
         self._parts.segments.drop_from(holding.base)
-        segment = Segment.empty(holding.base)
-        for header, size in sizes(self._parts, holding.base, end):
-            segment = Segment(
-                segment.base,
-                segment.created if segment.bytes else header.max_timestamp,
-                segment.bytes + size,
-                max(segment.max_timestamp, header.max_timestamp),
-            )
-        self._parts.segments.put(segment)
+        self._parts.segments.put(counted_segment(self._parts, holding.base, end))
+
+
+def counted_segment(parts: LogParts, base: int, end: int) -> Segment:
+    """The segment of a base, as the batches below an offset make it."""
+    segment = Segment.empty(base)
+    for header, size in sizes(parts, base, end):
+        segment = Segment(
+            segment.base,
+            segment.created if segment.bytes else header.max_timestamp,
+            segment.bytes + size,
+            max(segment.max_timestamp, header.max_timestamp),
+        )
+    return segment
 
 
 def sizes(parts: LogParts, low: int, high: int) -> Iterator[tuple[BatchHeader, int]]:

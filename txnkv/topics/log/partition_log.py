@@ -33,6 +33,7 @@ from txnkv.topics.log.log_chunks import (
     whole,
 )
 from txnkv.topics.log.log_indexes import compare
+from txnkv.topics.log.log_rewriter import Piece, PieceRewriter, Wanted
 from txnkv.topics.log.log_state import (
     ABORTED,
     DATABASES,
@@ -40,10 +41,11 @@ from txnkv.topics.log.log_state import (
     STATE,
     LogParts,
     LogState,
+    Rewritten,
     Segment,
 )
-from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, walked
-from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn
+from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, replayed, walked
+from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn, PartitionState
 
 T = TypeVar("T")
 
@@ -148,6 +150,40 @@ class PartitionLog:
             ValueError: there is no such marker, or the offsets are others; nothing was changed.
         """
         LogCutter(txn, self.environment).replace(offset, batches)
+
+    def piece(
+        self,
+        txn: lmdb.Transaction,
+        state: PartitionState,
+        high: int,
+        wanted: Wanted,
+        codec: str | None,
+    ) -> Piece:
+        """What a piece of the log is to be that has no messages but those that are wanted.
+
+        Args:
+            txn: any transaction; what stays points into it.
+            state: where the piece begins, see `state_at`; it goes on to its end.
+            high: the end: the edge of a chunk, at or below the last stable offset, in one segment.
+            wanted: what stays of committed messages.
+            codec: of batches that are made anew.
+
+        Raises:
+            CorruptionError: a batch is damaged.
+        """
+        low = state.end
+        aborted = self._of(txn).aborted.overlapping(low, high, self.end(txn))
+        spans = [(each.txn_id, each.first_offset) for each in aborted]
+        found = (chunk for _, chunk in self.chunks(txn).between(low, high))
+        return PieceRewriter(state, spans, wanted, codec).run(found)
+
+    def state_at(self, txn: lmdb.Transaction, offset: int) -> PartitionState:
+        """The state of the batches below an offset, at which one begins."""
+        return replayed(self._of(txn), offset)
+
+    def rewritten(self, txn: lmdb.Transaction) -> Rewritten:
+        """The record of key compaction."""
+        return Rewritten() if self.state(txn) is _EMPTY else self._of(txn).rewritten()
 
     def look(self, see: Callable[[lmdb.Transaction], T]) -> tuple[T] | None:
         """`see(txn)` in a short read of the calling thread; see `Environment.look`."""
