@@ -22,6 +22,7 @@ from tools import (
     crash_alter,
     crash_applications,
     crash_jobs,
+    crash_key_compaction,
     crash_logs,
     crash_plain,
     crash_producers,
@@ -282,5 +283,6 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     **crash_jobs.scenarios(say, _write_task),
     **{name: partial(do, say) for name, do in crash_plain.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
+    "hide": partial(crash_key_compaction.hide, say),
     **{name: partial(do, say) for name, do in crash_subscriptions.SCENARIOS.items()},
 }

@@ -146,8 +146,10 @@ def test_the_programs_in_the_howto(tmp_path):
         "ProducerFencedError",
         "6 [b'???'] b'2'",
         "{0: 0} {0: 0} 0",
+        "2",
+        "[(2, b'apple', b'9.90'), (3, b'plum', None)]",
         "{'compression': 'zstd', 'retention_seconds': 7200, 'retention_bytes': None, "
-        "'retain_unacknowledged': True}",
+        "'retain_unacknowledged': True, 'cleanup': 'delete', 'tombstone_seconds': 86400.0}",
         "{0: 0}",
         "[5]",
         "True",

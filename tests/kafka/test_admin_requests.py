@@ -88,6 +88,8 @@ def test_options_are_changed_one_by_one(store: txnkv.Client, wire: Wire) -> None
         "retention_seconds": 60.0,
         "retention_bytes": 1000,
         "retain_unacknowledged": False,
+        "cleanup": "delete",
+        "tombstone_seconds": 86400.0,
     }
     assert change("retention.bytes", None, kind=1) == change("retention.ms", "-1") == 0
     assert change("compression.type", "producer") == change("cleanup.policy", "delete") == 0
@@ -97,7 +99,8 @@ def test_options_are_changed_one_by_one(store: txnkv.Client, wire: Wire) -> None
         ("retention.ms", "long", 0),
         ("retention.ms", None, 0),
         ("compression.type", "gzip", 0),
-        ("cleanup.policy", "compact", 0),
+        ("cleanup.policy", "compacted", 0),
+        ("cleanup.policy", None, 0),
         ("segment.ms", "7", 0),
         ("segment.ms", None, 1),
         ("txnkv.buffer", "sidecar", 0),

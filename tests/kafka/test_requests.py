@@ -468,7 +468,7 @@ def test_topics_are_made_and_dropped(store: txnkv.Client, wire: Wire) -> None:
     assert make("t")["error_code"] == Code.TOPIC_ALREADY_EXISTS
     assert make("a b")["error_code"] == Code.INVALID_TOPIC
     assert make("u", factor=3)["error_code"] == Code.INVALID_REPLICATION_FACTOR
-    assert make("u", cleanup_policy="compact")["error_code"] == Code.INVALID_CONFIG
+    assert make("u", cleanup_policy="compacted")["error_code"] == Code.INVALID_CONFIG
     assert make("u", count=0)["error_code"] == Code.INVALID_PARTITIONS
     info = store.topic("t").info
     assert (len(info.partitions), info.options.retention_seconds) == (3, 60.0)

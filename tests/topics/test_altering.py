@@ -46,6 +46,8 @@ def test_options(client: txnkv.Client, connect: Callable[..., txnkv.Client]) -> 
         "retention_seconds": 5.0,
         "retention_bytes": 1000,
         "retain_unacknowledged": False,
+        "cleanup": "delete",
+        "tombstone_seconds": 86400.0,
     }
     assert other.options == topic.options == client.topic("t").options
     assert topic.alter(retention_bytes=None)["retention_seconds"] == 5.0

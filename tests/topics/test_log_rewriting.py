@@ -158,6 +158,29 @@ def test_a_damaged_batch_is_not_touched(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_record_that_is_damaged_says_nothing(tmp_path: Path) -> None:
+    """What it says was looked at may be anything; a look at all does no harm."""
+    with Log(tmp_path) as log:
+        log.append(*script("N N"))
+        log.write("note_rewritten", 2)
+        assert log.ask("rewritten").upto == 2
+        db = log.environment.db(b"state")
+        for flip in range(20):
+
+            def damage(txn: Any, flip: int = flip) -> bytes:
+                whole = bytes(txn.get(b"rewritten", db=db))
+                damaged = bytearray(whole)
+                damaged[flip] ^= 4
+                txn.put(b"rewritten", bytes(damaged), db=db)
+                return whole
+
+            whole = log.environment.write(damage)
+            assert log.ask("rewritten").upto == 0
+            log.environment.write(lambda txn, was=whole: txn.put(b"rewritten", was, db=db))  # type: ignore[misc]
+        log.write("truncate", 1)
+        assert log.ask("rewritten").upto == 1
+
+
 class RewritingMachine(LogMachine):
     """The machine of a log, with pieces that are rewritten: some of the messages go, for good."""
 

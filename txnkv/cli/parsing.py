@@ -20,7 +20,7 @@ from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
 from txnkv.core import split_outside
 from txnkv.tables import Column, HashPartition, Schema, hash_partition
-from txnkv.topics import Compression, TopicChanges
+from txnkv.topics import Cleanup, Compression, TopicChanges
 
 N = TypeVar("N", int, float)
 
@@ -206,6 +206,37 @@ def zoned(text: str, option: str, nor: str) -> datetime:
 # -- topics ----------------------------------------------------------------------------
 
 
+_CHANGES: Final = [
+    click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of messages."),
+    click.option("--retention-seconds", metavar="SECONDS", help="Older may go; none: nothing may."),
+    click.option(
+        "--retention-bytes", metavar="BYTES", help="What a partition has beyond may go, or none."
+    ),
+    click.option(
+        "--retain-unacknowledged/--no-retain-unacknowledged",
+        default=None,
+        help="What a subscription has not acknowledged stays.",
+    ),
+    click.option(
+        "--cleanup",
+        type=click.Choice(["delete", "compact"]),
+        help="compact: a key's last one stays.",
+    ),
+    click.option(
+        "--tombstone-seconds",
+        type=click.FloatRange(min=0),
+        help="Compacted: a message without a value may go then.",
+    ),
+]
+
+
+def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a topic that change, which `topic_changes` takes."""
+    for option in reversed(_CHANGES):
+        command = option(command)
+    return command
+
+
 def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of a topic to be made, which `topic_arguments` takes; help begins with `of`."""
 
@@ -241,6 +272,19 @@ def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             help=text("what a subscription has not acknowledged stays."),
         ),
         click.option(
+            "--cleanup",
+            type=click.Choice(["delete", "compact"]),
+            default="delete",
+            show_default=True,
+            help=text("compact: the last message of a key stays."),
+        ),
+        click.option(
+            "--tombstone-seconds",
+            type=click.FloatRange(min=0),
+            default=86400.0,
+            help=text("compacted: a message without a value may go then."),
+        ),
+        click.option(
             "--value-schema",
             metavar="COLUMNS",
             help=text('values are rows of columns, as "id:int64,note:string?".'),
@@ -270,6 +314,8 @@ def topic_changes(
     retention_seconds: str | None,
     retention_bytes: str | None,
     retain_unacknowledged: bool | None,
+    cleanup: Cleanup | None,
+    tombstone_seconds: float | None,
 ) -> TopicChanges:
     """The arguments of `Topic.alter`, of the options that were given.
 
@@ -285,6 +331,10 @@ def topic_changes(
         changes["retention_bytes"] = _limit(retention_bytes, int, "--retention-bytes")
     if retain_unacknowledged is not None:
         changes["retain_unacknowledged"] = retain_unacknowledged
+    if cleanup is not None:
+        changes["cleanup"] = cleanup
+    if tombstone_seconds is not None:
+        changes["tombstone_seconds"] = tombstone_seconds
     return changes
 
 

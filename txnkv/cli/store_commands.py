@@ -207,6 +207,8 @@ def compact(store: str, as_json: bool) -> None:
         f"left out {plural(gone, 'row version')}; "
         f"files {size(report.files_before)} -> {size(report.files_after)}"
     )
+    if report.messages_left_out:
+        click.echo(f"left out {plural(report.messages_left_out, 'message')} that others hide")
     if report.in_use:
         click.echo(
             f"{plural(report.in_use, 'tablet')} in use by another process: their files stay as "

@@ -102,16 +102,7 @@ def create(
 @store_argument
 @topic_argument
 @click.option("--partitions", type=click.IntRange(min=1), help="Have so many: more than before.")
-@click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of messages.")
-@click.option("--retention-seconds", metavar="SECONDS", help="Older may go; none: nothing may.")
-@click.option(
-    "--retention-bytes", metavar="BYTES", help="What a partition has beyond may go, or none."
-)
-@click.option(
-    "--retain-unacknowledged/--no-retain-unacknowledged",
-    default=None,
-    help="What a subscription has not acknowledged stays.",
-)
+@parsing.change_options
 @json_option
 def alter(store: str, topic: str, partitions: int | None, as_json: bool, **options: Any) -> None:
     """Change options of TOPIC; those that are not given stay as they are.
@@ -253,10 +244,11 @@ def _print_topic(store: str, found: TopicOverview) -> None:
         size(options.retention_bytes) if options.retention_bytes else "",
     ]
     unacknowledged = ", and what is not acknowledged" if options.retain_unacknowledged else ""
+    compacted = ", the last message of each key" if options.cleanup == "compact" else ""
     click.echo(
         f"{found.topic.name}: {found.topic.buffer} buffer, "
         f"compression {options.compression or 'none'}, "
-        f"keeps {' and '.join(filter(None, kept)) or 'everything'}{unacknowledged}"
+        f"keeps {' and '.join(filter(None, kept)) or 'everything'}{compacted}{unacknowledged}"
     )
     if options.codec is not None:
         click.echo(f"values: {options.codec.described}")
@@ -342,6 +334,8 @@ def _topic_document(found: TopicOverview) -> dict[str, Any]:
         "retention_seconds": options.retention_seconds,
         "retention_bytes": options.retention_bytes,
         "retain_unacknowledged": options.retain_unacknowledged,
+        "cleanup": options.cleanup,
+        "tombstone_seconds": options.tombstone_seconds,
         "value_schema": _column_types(options.value_schema),
         "partitions": [_partition_document(each) for each in found.partitions],
         "subscriptions": [

@@ -44,6 +44,7 @@ from txnkv.client.table import Table as Table
 from txnkv.client.topic import Topic as Topic
 from txnkv.tables import Operation as Operation
 from txnkv.topics import Buffer as Buffer
+from txnkv.topics import Cleanup as Cleanup
 from txnkv.topics import Compression as Compression
 from txnkv.topics import FetchIsolation as FetchIsolation
 from txnkv.topics import Order as Order

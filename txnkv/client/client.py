@@ -25,11 +25,11 @@ from txnkv.coordinator import (
     applications,
     repair_clock,
 )
-from txnkv.errors import TableExistsError, TableNotFoundError, TopicExistsError, TopicNotFoundError
+from txnkv.errors import TableExistsError, TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
 from txnkv.tables import PartitionBy, Partitioning, Schema
-from txnkv.topics import Buffer, Compression, TopicOptions
+from txnkv.topics import Buffer, Cleanup, Compression, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
@@ -233,6 +233,10 @@ class Client(Connection, Closing):
         exists_ok: bool = False,
         value_schema: ValueSchema | None = None,
         retain_unacknowledged: bool = False,
+        cleanup: Cleanup = "delete",
+        tombstone_seconds: float = TopicOptions.tombstone_seconds,
+        segment_bytes: int = TopicOptions.segment_bytes,
+        segment_seconds: float = TopicOptions.segment_seconds,
     ) -> Topic:
         """Make a topic. Takes effect at once, outside of transactions.
 
@@ -253,8 +257,14 @@ class Client(Connection, Closing):
                 offset, txn_id. It stays as it is.
             retain_unacknowledged: retention keeps what a subscription has not acknowledged, however
                 long that takes; else it takes such messages too, and warns.
+            cleanup: "compact": of the committed messages of a key the last one stays, the others go
+                in a while; for buffer="marker". Retention takes what it takes with "delete".
+            tombstone_seconds: so long a message with a key and no value stays when it is the last.
+            segment_bytes, segment_seconds: the log is cut where a part of it has so many bytes, or
+                messages of so many seconds; retention and compaction leave the last part alone.
 
         Raises:
+            NotSupportedError: compaction with buffer="sidecar".
             TopicExistsError: the name is taken (with exists_ok: by a topic that is different; the
                 message names how).
             SchemaError: a column of values has a type or name that it cannot have.
@@ -269,18 +279,13 @@ class Client(Connection, Closing):
             retention_bytes=retention_bytes,
             value_schema=declared(value_schema),
             retain_unacknowledged=retain_unacknowledged,
+            cleanup=cleanup,
+            tombstone_seconds=tombstone_seconds,
+            segment_bytes=segment_bytes,
+            segment_seconds=segment_seconds,
         )
-        topics = self.instance.topics
-        while True:
-            try:
-                return Topic(self, topics.create(name, partitions, buffer, options))
-            except TopicExistsError:
-                if not exists_ok:
-                    raise
-            found = topics.find(name)
-            if found is not None:  # else it was dropped meanwhile
-                found.require_alike(partitions, buffer, options)
-                return Topic(self, found)
+        made = self.instance.topics.create(name, partitions, buffer, options, exists_ok=exists_ok)
+        return Topic(self, made)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name.
@@ -532,7 +537,8 @@ class Client(Connection, Closing):
             return repair_clock(cur)
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
-        """Merge row sets now, leave out what no snapshot sees, and give back space.
+        """Merge row sets now, leave out what no snapshot sees, and give back space; and leave out
+        messages of topics with `cleanup="compact"` that later ones of their keys hide.
 
         Readers and writers go on meanwhile. The files get shorter only where no other process
         has them open; otherwise their space is free for what is written next.

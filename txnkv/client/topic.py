@@ -247,7 +247,8 @@ class Topic(Closing):
         Args:
             partitions: how many there are to be, at least as many as there are.
             **changes: `compression`, `retention_seconds`, `retention_bytes`,
-                `retain_unacknowledged`, as `client.create_topic` takes them.
+                `retain_unacknowledged`, `cleanup`, `tombstone_seconds`, as `client.create_topic`
+                takes them.
 
         Returns:
             All of these, as they are now.
@@ -255,7 +256,8 @@ class Topic(Closing):
         Raises:
             TypeError: another option is named: it stays as it was made.
             ValueError: one makes no sense, or the topic has more partitions. Nothing was changed.
-            NotSupportedError: the topic is a copy, which has the options of the other store.
+            NotSupportedError: the topic is a copy, which has the options of the other store; or it
+                is to be compacted and has buffer="sidecar".
             TopicNotFoundError: the topic was dropped.
         """
         self._connection.require_writable()

@@ -133,6 +133,11 @@ def _require_fitting(topic: TopicInfo, batch: ProducerBatch) -> None:
             Code.INVALID_RECORD,
             f"values of topic {topic.name!r} are rows of columns: programs of the store send them",
         )
+    names = batch.rows.schema.names
+    if topic.options.cleanup == "compact" and (
+        "key" not in names or batch.rows.column("key").null_count
+    ):
+        raise KafkaError(Code.INVALID_RECORD, "a compacted topic takes messages with a key")
     most = topic.options.max_message_bytes
     largest = pc.max(pc.binary_length(batch.rows.column("value"))).as_py() or 0
     if largest > most:

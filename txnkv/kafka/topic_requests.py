@@ -22,7 +22,7 @@ from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.server import SCRAM, ScramExchange, Users
-from txnkv.topics import TopicInfo
+from txnkv.topics import TopicInfo, TopicOptions
 
 _UNSAID: Final = -(1 << 31)
 """Rights that nobody asked for."""
@@ -133,6 +133,8 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
         count = len(told["assignments"]) or told["num_partitions"]
         count = 1 if count == -1 else count
         options = _options({each["name"]: each["value"] for each in told["configs"]}, _PASSED)
+        if options.get("cleanup") == "compact" and options.get("buffer") == "sidecar":
+            raise _not_compacted()
         if broker.engine.find(name) is not None:
             raise TopicExistsError(f"there is a topic {name!r} already")
         if count < 1:
@@ -193,7 +195,6 @@ def create_partitions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapp
 # -- options ---------------------------------------------------------------------------
 
 _PASSED: Final = {
-    "cleanup.policy": "delete",
     "message.timestamp.type": "CreateTime",
     "min.insync.replicas": "1",
 }
@@ -205,8 +206,20 @@ _CHANGED: Final = {
     "retention.ms": _NEVER,
     "retention.bytes": _NEVER,
     "compression.type": "producer",
+    "cleanup.policy": "delete",
+    "delete.retention.ms": "86400000",
 }
 """Options that may be changed, and what they are where nobody says it."""
+
+_POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "delete": {"cleanup": "delete"},
+    "compact": {"cleanup": "compact", "all": True},
+    "compact,delete": {"cleanup": "compact"},
+}
+"""By policy, options; `all`: whatever is said of retention, each key keeps its last message."""
+
+_KEPT: Final = ("retention_seconds", "retention_bytes")
+_LIMITS: Final = (*_KEPT, "tombstone_seconds")
 
 _SET, _DELETE = 0, 1
 
@@ -231,17 +244,36 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
             elif name == "compression.type":
                 codec = {"producer": None, "uncompressed": None, "lz4": "lz4", "zstd": "zstd"}
                 found["compression"] = codec[value or ""]
+            elif name == "cleanup.policy":
+                found |= _POLICIES[",".join(sorted((value or "").replace(" ", "").split(",")))]
+            elif name == "delete.retention.ms":
+                found["tombstone_seconds"] = int(value or "") / 1000
+            elif name == "segment.bytes" and name not in fixed:
+                found["segment_bytes"] = int(value or "")
+            elif name == "segment.ms" and name not in fixed:
+                found["segment_seconds"] = int(value or "") / 1000
             elif name == "txnkv.buffer" and name not in fixed:
                 found["buffer"] = {"marker": "marker", "sidecar": "sidecar"}[value or ""]
             elif fixed.get(name) != value:
                 raise KeyError(name)
-            if (found.get("retention_seconds") or 0) < 0 or (found.get("retention_bytes") or 0) < 0:
+            if any((found.get(each) or 0) < 0 for each in _LIMITS):
                 raise ValueError(name)
         except (KeyError, ValueError):
             raise KafkaError(
                 Code.INVALID_CONFIG, f"{name}={value} cannot be had: leave it away"
             ) from None
+    if found.pop("all", False):
+        found |= dict.fromkeys(_KEPT)
     return found
+
+
+def _not_compacted() -> KafkaError:
+    return KafkaError(Code.INVALID_CONFIG, "topics of txnkv.buffer=sidecar are not compacted")
+
+
+def _policy(options: TopicOptions) -> str:
+    kept = options.retention_seconds is None and options.retention_bytes is None
+    return "compact,delete" if options.cleanup == "compact" and not kept else options.cleanup
 
 
 def _configs(topic: TopicInfo) -> dict[str, str]:
@@ -249,6 +281,8 @@ def _configs(topic: TopicInfo) -> dict[str, str]:
     seconds, size = options.retention_seconds, options.retention_bytes
     return {
         **_PASSED,
+        "cleanup.policy": _policy(options),
+        "delete.retention.ms": str(int(options.tombstone_seconds * 1000)),
         "compression.type": options.compression or "producer",
         "max.message.bytes": str(options.max_message_bytes),
         "retention.ms": _NEVER if seconds is None else str(int(seconds * 1000)),
@@ -310,6 +344,8 @@ def _altered(
         topic = broker.topic(peer, "admin", asked["resource_name"])
         fixed = {key: value for key, value in _configs(topic).items() if key not in _CHANGED}
         changes: Any = _options(wanted(asked["configs"]), fixed)
+        if changes.get("cleanup") == "compact" and topic.buffer != "marker":
+            raise _not_compacted()
         if not request.body["validate_only"]:
             broker.client.topic(topic.name).alter(**changes)
 

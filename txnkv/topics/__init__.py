@@ -123,7 +123,14 @@ from txnkv.topics.subscription_catalog import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from txnkv.topics.topic_catalog import Buffer, Compression, TopicChanges, TopicInfo, TopicOptions
+from txnkv.topics.topic_catalog import (
+    Buffer,
+    Cleanup,
+    Compression,
+    TopicChanges,
+    TopicInfo,
+    TopicOptions,
+)
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition
 from txnkv.topics.waiting import Waiting, deadline

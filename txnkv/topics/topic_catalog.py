@@ -22,6 +22,7 @@ from txnkv.topics.messages import ValueCodec, value_codec, values
 
 Buffer: TypeAlias = Literal["marker", "sidecar"]
 Compression: TypeAlias = Literal["lz4", "zstd"]
+Cleanup: TypeAlias = Literal["delete", "compact"]
 
 _CATALOG = """
 CREATE TABLE topics (
@@ -162,6 +163,7 @@ SCHEMA = UPGRADE_2_TO_3 + UPGRADE_3_TO_4
 
 BUFFERS: Final = get_args(Buffer)
 CODECS: Final = get_args(Compression)
+CLEANUPS: Final = get_args(Cleanup)
 KIND: Final = payload.TOPIC
 MAX_PARTITIONS: Final = 1024
 
@@ -173,6 +175,8 @@ class TopicChanges(TypedDict, total=False):
     retention_seconds: float | None
     retention_bytes: int | None
     retain_unacknowledged: bool
+    cleanup: Cleanup
+    tombstone_seconds: float
 
 
 CHANGEABLE: Final = tuple(TopicChanges.__annotations__)
@@ -193,6 +197,8 @@ class TopicOptions:
         retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
         value_schema: the columns of values; None: values are bytes.
         altered: how often they were changed.
+        cleanup: "compact": of the messages of a key the last one stays; "delete": all do.
+        tombstone_seconds: so long a message without a value stays, by its timestamp, in "compact".
     """
 
     compression: str | None = None
@@ -206,14 +212,20 @@ class TopicOptions:
     replica_topic: int | None = None
     retain_unacknowledged: bool = False
     altered: int = 0
+    cleanup: str = "delete"
+    tombstone_seconds: float = 86400.0
 
     def __post_init__(self) -> None:
         if self.compression not in (None, *CODECS):
             raise ValueError(f"compression is None, 'lz4' or 'zstd', not {self.compression!r}")
-        for name in ("retention_seconds", "retention_bytes"):
+        if self.cleanup not in CLEANUPS:
+            raise ValueError(f"cleanup is 'delete' or 'compact', not {self.cleanup!r}")
+        for name in ("retention_seconds", "retention_bytes", "tombstone_seconds"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} is None or at least 0, not {value!r}")
+        if self.tombstone_seconds is None:
+            raise ValueError("tombstone_seconds is a number, not None")
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
@@ -302,10 +314,12 @@ def create(
     Raises:
         TopicExistsError: the name is taken.
         ValueError: the number of partitions or the buffer makes no sense.
+        NotSupportedError: key compaction of a topic with buffer="sidecar".
     """
     _require_count(partitions)
     if buffer not in BUFFERS:
         raise ValueError(f"buffer is 'marker' or 'sidecar', not {buffer!r}")
+    _require_compactable(buffer, options)
     if find(cur, name) is not None:
         raise TopicExistsError(
             f"there is a topic {name!r} already: take another name, or pass exists_ok=True"
@@ -318,6 +332,19 @@ def create(
     bump(cur)
     _add_partitions(cur, topic_id, range(partitions))
     return get(cur, name)
+
+
+def _require_compactable(buffer: str, options: TopicOptions) -> None:
+    """Refuse key compaction where messages wait beside the log.
+
+    Raises:
+        NotSupportedError: it is so.
+    """
+    if options.cleanup == "compact" and buffer != "marker":
+        raise NotSupportedError(
+            "cleanup='compact' is for topics with buffer='marker': the side log of a "
+            "transaction goes into the log as it was sent"
+        )
 
 
 def _add_partitions(cur: apsw.Cursor, topic_id: int, numbers: range) -> None:
@@ -341,6 +368,7 @@ def alter(
         TopicNotFoundError: it was dropped.
         TypeError: there is no such option, or it stays as it was made.
         ValueError: one makes no sense, or the topic has more partitions.
+        NotSupportedError: key compaction of a topic with buffer="sidecar".
     """
     unknown = sorted(changes.keys() - set(CHANGEABLE))
     if unknown:
@@ -350,6 +378,7 @@ def alter(
     require_live(cur, topic)
     present = get(cur, topic.name)
     options = replace(present.options, **changes)
+    _require_compactable(present.buffer, options)
     there = len(present.partitions)
     partitions = there if partitions is None else partitions
     _require_count(partitions)

@@ -56,7 +56,7 @@ from txnkv.coordinator import (
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
 from txnkv.storage import BusyError, clock, declare_fault_point, fault_point, settle_dropped
-from txnkv.topics import retention, subscription_catalog, topic_catalog
+from txnkv.topics import key_compaction, retention, subscription_catalog, topic_catalog
 from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.sidecar import close_all
 from txnkv.topics.tail import EndMarker, is_noted, note_marker
@@ -273,14 +273,27 @@ class TopicEngine(Topics):
         coordinator.maintenance.add_sweep(self.sweep)
         coordinator.maintenance.add_look(self.forget_gone)
 
-    def create(self, name: str, partitions: int, buffer: str, options: TopicOptions) -> TopicInfo:
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        buffer: str,
+        options: TopicOptions,
+        *,
+        exists_ok: bool = False,
+    ) -> TopicInfo:
         """Add a topic.
 
         Raises:
-            TopicExistsError: the name is taken.
+            TopicExistsError: the name is taken; with `exists_ok`, by one that is different.
             ValueError: an argument makes no sense.
+            NotSupportedError: key compaction of a topic with buffer="sidecar".
         """
         with self.store.status.write() as cur:
+            found = topic_catalog.find(cur, name) if exists_ok else None
+            if found is not None:
+                found.require_alike(partitions, buffer, options)
+                return found
             return topic_catalog.create(cur, name, partitions, buffer, options)
 
     def alter(
@@ -338,7 +351,9 @@ class TopicEngine(Topics):
         now = clock.monotonic_micros()
         if self._enforced is None or now - self._enforced >= ENFORCED_EVERY:
             with self.store.log_cuts(wait=False):
-                retention.enforce_all(self, retention.checked_by(self, lease))
+                check = retention.checked_by(self, lease)
+                retention.enforce_all(self, check)
+                key_compaction.compact_all(self, check)
             producers.forget_idle(self.store, lease)
             self._enforced = now
 
@@ -357,6 +372,11 @@ class TopicEngine(Topics):
         if ids:
             with self.store.log_cuts(wait=False):
                 self.each(ids, "its side logs", sweep)
+
+    def compact(self) -> key_compaction.HiddenLeftOut:
+        """Compact all topics that are to be, as far as they are decided."""
+        with self.store.log_cuts():
+            return key_compaction.compact_all(self, force=True)
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""

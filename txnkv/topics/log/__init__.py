@@ -6,6 +6,7 @@ log_chunks         batches as LMDB has them, and markers that stand for side bat
 log_state          the databases: the log's record, open transactions, segments, snapshots
 log_indexes        commits, and what was aborted, by offset
 log_writer         batches in at the end; the end, or the start, away
+log_rewriter       a piece of it with fewer messages, which keep their offsets
 log_check          a check that all of it is what the batches say
 """
 
@@ -20,6 +21,7 @@ from txnkv.topics.log.log_chunks import (
     damaged,
     first_length,
     is_side_list,
+    next_offset,
     pack_runs,
     position_of,
     read_marker,
@@ -27,7 +29,7 @@ from txnkv.topics.log.log_chunks import (
     unlike,
     whole,
 )
-from txnkv.topics.log.log_rewriter import Piece
+from txnkv.topics.log.log_rewriter import LogPiece
 from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Rewritten, Segment
 from txnkv.topics.log.log_writer import LogOptions
 from txnkv.topics.log.partition_log import Buffer, PartitionLog, first_not_older

@@ -157,7 +157,7 @@ class PieceRewriter:
         self._wanted = wanted
         self._codec = codec
 
-    def run(self, chunks: Iterable[Any]) -> Piece:
+    def run(self, chunks: Iterable[Any]) -> LogPiece:
         """Return the piece as it is to be; what stays points into the chunks.
 
         Raises:
@@ -175,8 +175,11 @@ class PieceRewriter:
                 f"log: the state at offset {self._state.end} would change by rewriting what is "
                 f"behind {self._low}. Nothing was changed; `txnkv check` says more"
             )
-        changed = [len(batch) for batch in made] != [len(each.data) for each in batches]
-        return Piece(self._low, after.end, made, after, changed)
+        # One with fewer messages may have as many bytes.
+        changed = [*map(id, made)] != [id(each.data) for each in batches]
+        dropped = sum(each.header.rows for each in batches)
+        dropped -= sum(read_header(batch).rows for batch in made)
+        return LogPiece(self._low, after.end, made, after, changed, dropped)
 
     # -- what is there -----------------------------------------------------------------
 
@@ -281,7 +284,7 @@ class PieceRewriter:
         return place(made, header.base_offset + begin, header.commit_ts)
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Batches in the place of those of a piece, which begins and ends at the edges of chunks.
 
     Attributes:
@@ -289,6 +292,7 @@ class Piece(NamedTuple):
         batches: one behind the other.
         state: behind them, with the entries of both indexes.
         changed: they differ from those that are there.
+        dropped: messages that are not in them.
     """
 
     low: int
@@ -296,6 +300,7 @@ class Piece(NamedTuple):
     batches: list[Any]
     state: PartitionState
     changed: bool
+    dropped: int
 
     def put(self, txn: lmdb.Transaction, environment: Environment) -> None:
         """Put it in its place; it lies in one segment."""

@@ -5,7 +5,7 @@ Databases, each by offset (u64 big-endian) but for `state` and `open`:
     log        chunks of batches              log_chunks
     state      one record, under "log": start, end, low water mark, the last snapshot; beside it
                what subscriptions have lost                            retention
-               and "rewritten", u64 looked up to | u64 pieces          log_rewriter
+               and "rewritten", u32 crc (of what follows) | u64 looked up to | u64 pieces
     open       "i" + transaction -> first offset, since;  "o" + first offset -> transaction
     aborted    last offset, first offset -> an entry of 34 bytes       log_indexes
     spans      level, bin, last offset, first offset of an entry       log_indexes
@@ -373,13 +373,17 @@ class LogParts:
         record.store(self.txn, self._db(STATE))
 
     def rewritten(self) -> Rewritten:
-        """The record of key compaction."""
-        found = self.txn.get(_REWRITTEN, db=self._db(STATE))
-        return Rewritten() if found is None else Rewritten(*_LOOKED.unpack(found))
+        """The record of key compaction; one that is damaged says that nothing was looked at."""
+        found = bytes(self.txn.get(_REWRITTEN, b"", db=self._db(STATE)))
+        body = found[_CRC.size :]
+        if len(body) != _LOOKED.size or crc32c(body) != _CRC.unpack_from(found)[0]:
+            return Rewritten()
+        return Rewritten(*_LOOKED.unpack(body))
 
     def store_rewritten(self, rewritten: Rewritten) -> None:
         """Writes it."""
-        self.txn.put(_REWRITTEN, _LOOKED.pack(*rewritten), db=self._db(STATE))
+        body = _LOOKED.pack(*rewritten)
+        self.txn.put(_REWRITTEN, _CRC.pack(crc32c(body)) + body, db=self._db(STATE))
 
     @property
     def open(self) -> StoredOpenTxns:

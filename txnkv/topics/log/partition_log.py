@@ -33,7 +33,7 @@ from txnkv.topics.log.log_chunks import (
     whole,
 )
 from txnkv.topics.log.log_indexes import compare
-from txnkv.topics.log.log_rewriter import Piece, PieceRewriter, Wanted
+from txnkv.topics.log.log_rewriter import LogPiece, PieceRewriter, Wanted
 from txnkv.topics.log.log_state import (
     ABORTED,
     DATABASES,
@@ -158,8 +158,8 @@ class PartitionLog:
         high: int,
         wanted: Wanted,
         codec: str | None,
-    ) -> Piece:
-        """What a piece of the log is to be that has no messages but those that are wanted.
+    ) -> LogPiece:
+        """Return a piece of the log as it is to be, without messages that are not wanted.
 
         Args:
             txn: any transaction; what stays points into it.
@@ -184,6 +184,11 @@ class PartitionLog:
     def rewritten(self, txn: lmdb.Transaction) -> Rewritten:
         """The record of key compaction."""
         return Rewritten() if self.state(txn) is _EMPTY else self._of(txn).rewritten()
+
+    def note_rewritten(self, txn: lmdb.Transaction, upto: int) -> None:
+        """Note that key compaction has looked at all below an offset."""
+        parts = self._of(txn)
+        parts.store_rewritten(parts.rewritten()._replace(upto=upto))
 
     def look(self, see: Callable[[lmdb.Transaction], T]) -> tuple[T] | None:
         """`see(txn)` in a short read of the calling thread; see `Environment.look`."""
@@ -489,7 +494,7 @@ def first_not_older(batches: Any, low: int, micros: int) -> int | None:
         None when all are older.
     """
     for at, header in walked(batches):
-        if header.max_timestamp < micros or header.is_control or header.next_offset <= low:
+        if header.max_timestamp < micros or not header.rows or header.next_offset <= low:
             continue
         if header.base_timestamp >= micros:
             return max(header.base_offset, low)

@@ -135,6 +135,11 @@ class Reassembly:
         self._partials.clear()
 
     @property
+    def begun(self) -> set[int]:
+        """The first offsets of messages that have begun and are not complete."""
+        return {each.first_offset for each in self._partials.values()}
+
+    @property
     def has_begun(self) -> bool:
         """A message has begun that is not complete."""
         return bool(self._partials)

@@ -178,6 +178,12 @@ class CommitReader:
         self._position = self._next = offset
         self._read_to = 0
         self._last_ts = 0
+        self._rewritten = -1
+        self._given_to = 0  # of the transaction that goes on: its batches may begin below by now
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget where commits and batches lie."""
         self._known: list[CommitEntry] = []
         self._places.clear()
 
@@ -228,10 +234,14 @@ class CommitReader:
         return self._run is not None
 
     def _see(self, view: LogView, upto: int | None) -> _Found | None:
+        if self._rewritten != (rewritten := view.rewritten):
+            self._forget()
+            self._rewritten, self._given_to = rewritten, self._read_to
         if self._inside is not None:
             if self._whole and self._read_to < view.start:
                 raise self._torn(view, self._inside)
             return self._go_on(view, [self._inside], self._read_to)
+        self._given_to = 0
         view.require(self._next)
         self.is_behind = view.is_behind
         if view.is_behind and upto is not None:
@@ -317,7 +327,7 @@ class CommitReader:
             records = intact(found.records)
             if len(records) < len(found.records):
                 read_to = 0  # the next read begins with what is damaged
-            wanted = 0 if marked else self._next
+            wanted = self._given_to if marked else self._next
             spans = (all_data if marked else decided)(records, wanted, _END)
             read_to = read_to or spans.next_offset
             rows = self._reassembly.decode(records, spans, wanted) if len(spans) else None

@@ -164,6 +164,11 @@ class LogView:
                 f"{'earliest' if offset < self.start else 'latest'}"
             )
 
+    @property
+    def rewritten(self) -> int:
+        """A count of the pieces of the log that were rewritten: batches lie elsewhere then."""
+        return 0 if self._txn is None else self._log.rewritten(self._txn).pieces
+
     def read(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
         """Whole batches from the one that holds an offset on; see `PartitionLog.read`.
 

@@ -213,6 +213,11 @@ class BatchDecoder:
         return self._reassembly.completed
 
     @property
+    def begun(self) -> set[int]:
+        """The first offsets of large messages of which not all pieces were found yet."""
+        return self._reassembly.begun
+
+    @property
     def has_begun(self) -> bool:
         """A large message has begun of which not all pieces were found yet."""
         return self._reassembly.has_begun
@@ -405,7 +410,7 @@ class OffsetReader:
         self._max_bytes = max_bytes
         self._skip_lost = skip_lost
         self._end = end
-        self._edge = 0
+        self._edge, self._rewritten = 0, -1
         self._aborted = list(aborted)
         self._decoder = BatchDecoder(
             topics,
@@ -433,6 +438,11 @@ class OffsetReader:
     def large(self) -> dict[int, int]:
         """Large messages of the last `load`: the offset of each, with that of its first piece."""
         return self._decoder.large
+
+    @property
+    def begun(self) -> set[int]:
+        """The first offsets of large messages of which not all pieces were found yet."""
+        return self._decoder.begun
 
     @property
     def has_begun(self) -> bool:
@@ -533,8 +543,9 @@ class OffsetReader:
         if at < end:
             view.require(at)
             view.require(end)
-            if self._edge < end:
-                self._edge = _edge_of(view, end)
+            rewritten = view.rewritten
+            if self._edge < end or self._rewritten != rewritten:
+                self._edge, self._rewritten = _edge_of(view, end), rewritten
             records = b"".join(view.read(at, most, self._edge))
         return at, FetchResult(records, view.high_watermark, self._edge, view.start, self._aborted)
 

@@ -1,0 +1,310 @@
+"""Key compaction: of the messages of a key the last committed one stays, at its offset.
+
+    offset     0    1    2    3    4    5    6    7         last stable offset 8
+    log        a=1  b=1  a=2  c=1  b=-  C    a=3  d=1       b=- : a tombstone, a message without
+    kept                      c=1  b=-       a=3  d=1       value; C: a marker
+
+A pass looks at the messages that have come since the last one, and notes the last offset of each
+key. Then it goes through the log from its beginning, a piece at a time, and leaves out what a later
+message hides; each piece is put in one LMDB transaction (`log_rewriter`). At the end it notes how
+far it has looked. So whoever dies leaves a log in which every key has its last value, and some
+have earlier ones still; the next pass begins with the same look.
+
+    below the mark      no two messages of a key; what is hidden is hidden by what lies behind it
+    [mark, end)         looked at; at most `_MOST_KEYS` keys at a time, then the next pass
+    behind the end      the last segment, to which messages are added, and what is not decided
+
+Messages without a key stay. A tombstone goes `tombstone_seconds` behind its timestamp, when it is
+the last message of its key: those before it went in the same pass, earlier, or in one before. A
+reader that is less behind than that sees the tombstone of each value that it was given.
+
+A large message is all of its pieces, at the offset of the last one; its key is in the first. All
+stay or all go. One whose end is not looked at yet stays.
+
+Copies of topics of other stores are compacted by themselves, but for their last segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import lmdb
+import pyarrow as pa
+
+from txnkv.core import BatchHeader, Spans, decode, read_chunk
+from txnkv.storage import declare_fault_point, fault_point
+from txnkv.topics import retention
+from txnkv.topics.log import next_offset
+from txnkv.topics.messages import now_micros
+from txnkv.topics.read import OffsetReader
+from txnkv.topics.topics import Partition, Topics
+from txnkv.topics.write import roll_forward
+
+declare_fault_point("compaction.put", "a piece of a compacted log is durable")
+declare_fault_point("compaction.marked", "how far a log is compacted is noted, durably")
+
+_MOST_KEYS: Final = 1 << 20
+"""Keys that a pass notes, about."""
+
+_PIECE_BYTES: Final = 64 << 20
+"""Bytes of batches of a piece, about."""
+
+_READ_BYTES: Final = 1 << 20
+
+
+@dataclass
+class HiddenLeftOut:
+    """The result of compaction.
+
+    Attributes:
+        messages: that went.
+        bytes_before, bytes_after: of the batches that were rewritten.
+    """
+
+    messages: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def add(self, more: HiddenLeftOut) -> None:
+        self.messages += more.messages
+        self.bytes_before += more.bytes_before
+        self.bytes_after += more.bytes_after
+
+
+def compact_all(
+    topics: Topics, check: Callable[[], None] = lambda: None, *, force: bool = False
+) -> HiddenLeftOut:
+    """Compact every topic of a store that is to be; see `compact`."""
+    done = HiddenLeftOut()
+    for name in topics.names():
+        topic = topics.find(name)
+        if topic is not None and topic.options.cleanup == "compact":
+            topics.partitions(topic)  # they have its options from here on
+            topics.each(
+                topic.partitions,
+                "compaction",
+                lambda partition: done.add(compact(topics, partition, check, force=force)),
+            )
+    return done
+
+
+def compact(
+    topics: Topics,
+    partition: Partition,
+    check: Callable[[], None] = lambda: None,
+    *,
+    force: bool = False,
+) -> HiddenLeftOut:
+    """Leave out what later messages of the same key hide.
+
+    Args:
+        topics: of the store.
+        partition: of a topic that is not dropped.
+        check: called inside each LMDB write; raises to stop.
+        force: all that is decided; else only closed segments, when half of their bytes have come
+            since the last pass.
+    """
+    options = partition.topic.options
+    done = HiddenLeftOut()
+    if options.cleanup != "compact" or not partition.exists:
+        return done
+    if force and options.replica_of is not None:
+        return done  # its end is how the next copy knows where it goes on
+    if force:
+        roll_forward.complete(topics, partition)
+    while True:
+        made = _Pass(topics, partition, check).run(force=force)
+        if made is None:
+            return done
+        done.add(made.done)
+        if made.is_last:
+            return done
+
+
+@dataclass
+class _Large:
+    """Large messages that end in what a pass looks at.
+
+    Attributes:
+        ends: their last offsets, by the first.
+        begun: first offsets of those whose end lies behind it.
+        open: transactions that end behind it.
+        gone: ids of those that go.
+    """
+
+    ends: dict[int, int] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+
+
+class _Pass:
+    """One look at the keys and one way through the log."""
+
+    def __init__(self, topics: Topics, partition: Partition, check: Callable[[], None]) -> None:
+        self._topics = topics
+        self._partition = partition
+        self._log = partition.log
+        self._environment = partition.environment
+        self._check = check
+        self._last: dict[bytes, int] = {}
+        self._large = _Large()
+        self._oldest = now_micros() - int(partition.topic.options.tombstone_seconds * 1e6)
+        self.done = HiddenLeftOut()
+        self.is_last = True
+
+    def run(self, *, force: bool) -> _Pass | None:
+        """Do it; None when there is nothing to do."""
+        with self._environment.read() as txn:
+            start, mark = self._log.start(txn), self._log.rewritten(txn).upto
+            upto = self._limit(txn, force=force)
+            if upto <= start or not (force or self._is_worth_it(txn, mark, upto)):
+                return None
+        upto = self._note_keys(max(mark, start), upto)
+        for low, high in self._pieces(upto):
+            if not self._rewrite(low, high):
+                return self  # what hides messages there must stay, too
+        self._environment.write(lambda txn: self._note_mark(txn, upto))
+        fault_point("compaction.marked")
+        return self
+
+    # -- how far -----------------------------------------------------------------------
+
+    def _limit(self, txn: lmdb.Transaction, *, force: bool) -> int:
+        """The end of the last chunk in which all may be looked at."""
+        limit = self._log.last_stable_offset(txn)
+        segments = self._log.segments(txn)
+        if not force:
+            limit = min(limit, segments[-1].base if segments else 0)
+        kept = retention.kept_from(self._topics, self._partition)
+        return self._edge(txn, limit if kept is None else min(limit, kept))
+
+    def _edge(self, txn: lmdb.Transaction, limit: int) -> int:
+        """The last edge of chunks at or below an offset."""
+        if limit >= self._log.end(txn):
+            return limit
+        found = self._log.chunks(txn).at(limit)
+        return 0 if found is None else min(found[0], limit)
+
+    def _is_worth_it(self, txn: lmdb.Transaction, mark: int, upto: int) -> bool:
+        segments = [each for each in self._log.segments(txn) if each.base < upto]
+        fresh = sum(each.bytes for each in segments if each.base >= mark)
+        return fresh * 2 >= sum(each.bytes for each in segments) and fresh > 0
+
+    # -- keys --------------------------------------------------------------------------
+
+    def _note_keys(self, begin: int, upto: int) -> int:
+        """Note the last offset of each key in [begin, upto); up to where that was done."""
+        reader = OffsetReader(
+            self._topics, self._partition, begin, "read_committed", _READ_BYTES, skip_lost=True
+        )
+        last, large = self._last, self._large
+        for rows in reader.batches(upto):
+            large.ends |= {first: end for end, first in reader.large.items()}
+            keys, offsets = rows.column("key").to_pylist(), rows.column("offset").to_pylist()
+            last.update(zip(keys, offsets, strict=True))
+            if len(last) > _MOST_KEYS and offsets[-1] < upto - 1:
+                with self._environment.read() as txn:
+                    nearer = self._edge(txn, offsets[-1] + 1)
+                if nearer > begin:
+                    upto, self.is_last = nearer, False
+                    break
+        last.pop(None, None)  # type: ignore[call-overload]
+        large.begun = reader.begun
+        with self._environment.read() as txn:
+            state = self._log.state_at(txn, upto)
+        large.open = {each.txn_id for each in state.open.below(1 << 64)}
+        return upto
+
+    def _note_mark(self, txn: lmdb.Transaction, upto: int) -> None:
+        self._check()
+        self._log.note_rewritten(txn, upto)
+
+    # -- pieces ------------------------------------------------------------------------
+
+    def _pieces(self, upto: int) -> Iterator[tuple[int, int]]:
+        """Ranges of offsets, at the edges of chunks, each in one segment."""
+        with self._environment.read() as txn:
+            bases = [each.base for each in self._log.segments(txn) if each.base < upto]
+        for base, end in pairwise([*bases, upto]):
+            low = base
+            while low < end:
+                high = self._piece_end(low, end)
+                yield low, high
+                low = high
+
+    def _piece_end(self, low: int, end: int) -> int:
+        size, high = 0, low
+        with self._environment.read() as txn:
+            for _, chunk in self._log.chunks(txn).between(low, end):
+                size += len(chunk)
+                high = next_offset(chunk)
+                if size >= _PIECE_BYTES:
+                    break
+        return min(high, end)
+
+    def _rewrite(self, low: int, high: int) -> bool:
+        """Rewrite a piece; False when somebody else has, meanwhile."""
+        with self._environment.read() as txn:
+            known = self._log.rewritten(txn)
+            if self._log.segments(txn)[0].base > low:
+                return True  # retention has taken it
+            state = self._log.state_at(txn, low)
+            codec = self._partition.topic.options.compression
+            piece = self._log.piece(txn, state, high, self._wanted, codec)
+            if not piece.changed:
+                return True
+            piece = piece._replace(batches=[bytes(batch) for batch in piece.batches])
+            before = sum(len(chunk) for _, chunk in self._log.chunks(txn).between(low, high))
+
+        def put(txn: lmdb.Transaction) -> bool:
+            self._check()
+            if self._log.rewritten(txn) != known or self._log.segments(txn)[0].base > low:
+                return False
+            piece.put(txn, self._environment)
+            return True
+
+        if not self._environment.write(put):
+            return False
+        self.done.add(HiddenLeftOut(piece.dropped, before, sum(map(len, piece.batches))))
+        fault_point("compaction.put")
+        return True
+
+    # -- messages ----------------------------------------------------------------------
+
+    def _wanted(self, header: BatchHeader, batch: Any) -> Sequence[int] | None:
+        """The messages of a batch that no later one hides; None: all."""
+        chunk = read_chunk(batch)
+        if chunk is not None and chunk.piece:
+            return () if chunk.message_id in self._large.gone else None
+        if not header.rows:
+            return ()
+        rows = decode(batch, Spans.of([(0, header.length)]), 0, checked=True)
+        if chunk is not None:
+            if not self._is_large_hidden(header, rows):
+                return None
+            self._large.gone.add(chunk.message_id)
+            return ()
+        last, base = self._last, header.base_offset
+        keys = rows.column("key").to_pylist()
+        kept = [i for i, key in enumerate(keys) if last.get(key, -1) <= base + i]
+        if rows.column("value").null_count:
+            kept = [i for i in kept if not self._is_over(rows, i)]
+        return None if len(kept) == header.rows else kept
+
+    def _is_large_hidden(self, header: BatchHeader, rows: pa.RecordBatch) -> bool:
+        base, large = header.base_offset, self._large
+        if base in large.begun or header.txn_id in large.open:
+            return False
+        end = large.ends.get(base, base)
+        return self._last.get(rows.column("key")[0].as_py(), -1) > end
+
+    def _is_over(self, rows: pa.RecordBatch, row: int) -> bool:
+        """Tell whether a message is a tombstone whose time is over."""
+        if rows.column("value")[row].is_valid or not rows.column("key")[row].is_valid:
+            return False
+        stamp: int = rows.column("timestamp").cast(pa.int64())[row].as_py()
+        return stamp < self._oldest
