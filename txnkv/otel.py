@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry for the work of a program on its stores (extra `otel`).
+"""Spans and metrics of OpenTelemetry for the work of a program on its stores (extra `otel`).
 
     import txnkv.otel
 
@@ -19,24 +19,34 @@ A message that is sent inside of a span carries its context in its headers, as W
 `instrument` puts a method that makes a span in the place of the plain one. So a program that does
 not call it loads nothing and pays nothing. Batches of messages (`send_batch`) carry no context, for
 they are columns; polls that find nothing make no span.
+
+Metrics are read when they are collected, from what each open store of this process counts anyway:
+
+    txnkv.commits, .conflicts, .memory_bytes, ...       all that `client.metrics()` has, by store
+    txnkv.flush_seconds.count and .sum, ...             its histograms
+    db.client.operation.duration                        histogram of what has a span: commit, write,
+                                                        scan of all, fetch; `error.type` if it fails
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
 from txnkv import __version__
 from txnkv.client import Consumer, Producer, Subscription, Table, Topic
+from txnkv.metrics import SECONDS, Metrics
 from txnkv.topics import Message
-from txnkv.transaction import Scan, Session, Transaction
+from txnkv.transaction import Scan, Session, Transaction, open_instances
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context
 except ImportError as error:
     raise ImportError(
@@ -60,35 +70,51 @@ class _Plain(NamedTuple):
 
 
 _plain: list[_Plain] = []
+_lengths: WeakKeyDictionary[metrics.MeterProvider, metrics.Histogram] = WeakKeyDictionary()
+"""By providers that have the instruments: these are not given back."""
+_current: metrics.MeterProvider | None = None
+"""The provider whose instruments tell something."""
 
 
-def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Make spans of commits, writes, scans and fetches from now on, in this process.
+def instrument(
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Make spans of commits, writes, scans and fetches, and metrics, from now on, in this process.
 
-    Also of stores on other hosts, once the program has connected to one. Called again, the later
-    provider counts.
+    Spans also of stores on other hosts, once the program has connected to one. Called again, the
+    later providers count.
 
     Args:
-        tracer_provider: gets them; None for the global one.
+        tracer_provider: gets the spans; None for the global one.
+        meter_provider: gets the metrics; None for the global one.
     """
+    global _current
     uninstrument()
-    tracer = trace.get_tracer("txnkv", __version__, tracer_provider)
-    _replace(Transaction, "commit", lambda do: _commit(tracer, do))
-    _replace(Session, "write", lambda do: _write(tracer, do))
+    _current = provider = meter_provider or metrics.get_meter_provider()
+    if provider not in _lengths:
+        _lengths[provider] = _observe(provider)
+    told = _Telling(trace.get_tracer("txnkv", __version__, tracer_provider), _lengths[provider])
+    _replace(Transaction, "commit", lambda do: _commit(told, do))
+    _replace(Session, "write", lambda do: _write(told, do))
     for name in _ROWS:
-        _replace(Table, name, lambda do: _row(tracer, do))
-    _replace(Scan, "to_arrow", lambda do: _scan(tracer, do))
-    _replace(Scan, "to_batches", lambda do: _scan_batches(tracer, do))
-    _replace(Topic, "fetch", lambda do: _fetch(tracer, do))
+        _replace(Table, name, lambda do: _row(told, do))
+    _replace(Scan, "to_arrow", lambda do: _scan(told, do))
+    _replace(Scan, "to_batches", lambda do: _scan_batches(told, do))
+    _replace(Topic, "fetch", lambda do: _fetch(told, do))
     for kind, names in _FETCHES:
         for name in names:
-            _replace(kind, name, lambda do: _receive(tracer, do))
+            _replace(kind, name, lambda do: _receive(told, do))
     _replace(Session, "send", lambda do: _carrying(do, 4))
     _replace(Producer, "send", lambda do: _carrying(do, 3))
 
 
 def uninstrument() -> None:
-    """Put the plain methods back. Without `instrument` before, nothing happens."""
+    """Put the plain methods back, and tell no numbers. Without `instrument` before, nothing
+    happens.
+    """
+    global _current
+    _current = None
     while _plain:
         kind, name, do = _plain.pop()
         setattr(kind, name, do)
@@ -125,12 +151,92 @@ def _name(of: Any) -> str:
     return of if isinstance(of, str) else getattr(of, "name", "")
 
 
+class _Telling(NamedTuple):
+    """Spans, and how long what they are of took."""
+
+    tracer: trace.Tracer
+    seconds: metrics.Histogram
+
+    @contextmanager
+    def span(self, name: str, about: dict[str, Any]) -> Iterator[trace.Span]:
+        """Run a block in a span, and count its length."""
+        labels = self._labels(name, about)
+        begin = time.perf_counter()
+        try:
+            with self.tracer.start_as_current_span(f"txnkv.{name}", attributes=about) as span:
+                yield span
+        except BaseException as error:
+            labels["error.type"] = type(error).__name__
+            raise
+        finally:
+            self.seconds.record(time.perf_counter() - begin, labels)
+
+    def found(self, name: str, about: dict[str, Any], begin: int, links: list[trace.Link]) -> None:
+        """Make a span of what is done already, and count its length.
+
+        Args:
+            name: of the work.
+            about: attributes of the span.
+            begin: nanoseconds since 1970.
+            links: to other spans.
+        """
+        span = self.tracer.start_span(
+            f"txnkv.{name}", None, attributes=about, links=links, start_time=begin
+        )
+        span.end()
+        self.seconds.record((time.time_ns() - begin) / 1e9, self._labels(name, about))
+
+    @staticmethod
+    def _labels(name: str, about: dict[str, Any]) -> dict[str, Any]:
+        kept = ("db.system.name", "txnkv.store", "txnkv.table", "txnkv.topic")
+        return {"db.operation.name": name, **{each: about[each] for each in kept if each in about}}
+
+
+# -- numbers ---------------------------------------------------------------------------
+
+
+def _observe(provider: metrics.MeterProvider) -> metrics.Histogram:
+    """Make an instrument of each number that a store counts, and return that of lengths."""
+    meter = provider.get_meter("txnkv", __version__)
+    make = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
+    for name, each in Metrics():
+        unit = "s" if name.endswith("_seconds") else "By" if name.endswith("_bytes") else "1"
+        if each.kind != "histogram":
+            make[each.kind](f"txnkv.{name}", [_reader(provider, name)], unit, each.help)
+            continue
+        for part, of in (("count", "1"), ("sum", unit)):
+            help = f"{each.help}: {part}"
+            make["counter"](f"txnkv.{name}.{part}", [_reader(provider, name, part)], of, help)
+    return meter.create_histogram(
+        "db.client.operation.duration", "s", "Length of commits, writes, scans and fetches",
+        explicit_bucket_boundaries_advisory=SECONDS,
+    )  # fmt: skip
+
+
+def _reader(
+    provider: metrics.MeterProvider, name: str, part: str | None = None
+) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
+    """The callback of an instrument: a number of each store that is open here."""
+
+    def read(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+        for instance in open_instances() if _current is provider else ():
+            found = getattr(instance.coordinator.metrics, name).read()
+            about: dict[str, Any] = {
+                "db.system.name": "txnkv",
+                "txnkv.store": str(instance.store.directory.path),
+                "txnkv.read_only": instance.read_only,
+            }
+            yield metrics.Observation(found if part is None else found[part], about)
+
+    return read
+
+
 # -- methods that make a span ----------------------------------------------------------
 
 
-def _commit(tracer: trace.Tracer, do: _Do) -> _Do:
+def _commit(told: _Telling, do: _Do) -> _Do:
     def commit(txn: Any) -> Any:
-        with tracer.start_as_current_span("txnkv.commit", attributes=_of(txn)) as span:
+        with told.span("commit", _of(txn)) as span:
             found = do(txn)
             span.set_attribute("txnkv.transaction", str(int(txn.id)))
             span.set_attribute("txnkv.timestamp", str(int(found)))
@@ -139,10 +245,10 @@ def _commit(tracer: trace.Tracer, do: _Do) -> _Do:
     return commit
 
 
-def _write(tracer: trace.Tracer, do: _Do) -> _Do:
+def _write(told: _Telling, do: _Do) -> _Do:
     def write(session: Any, table: Any, data: Any, op: str = "insert") -> Any:
         about = _of(session, **{"txnkv.table": _name(table), "db.operation.name": op})
-        with tracer.start_as_current_span("txnkv.write", attributes=about) as span:
+        with told.span("write", about) as span:
             found = do(session, table, data, op)
             for name in ("inserted", "updated", "deleted", "ignored"):
                 span.set_attribute(f"txnkv.{name}", getattr(found, name))
@@ -151,10 +257,10 @@ def _write(tracer: trace.Tracer, do: _Do) -> _Do:
     return write
 
 
-def _row(tracer: trace.Tracer, do: _Do) -> _Do:
+def _row(told: _Telling, do: _Do) -> _Do:
     def write(table: Any, row: Any) -> Any:
         about = _of(table, **{"txnkv.table": table.name, "db.operation.name": do.__name__})
-        with tracer.start_as_current_span("txnkv.write", attributes=about):
+        with told.span("write", about):
             return do(table, row)
 
     return write
@@ -165,9 +271,9 @@ def _about_scan(scan: Any) -> dict[str, Any]:
     return _of(scan, **({} if asked is None else {"txnkv.table": asked.table.name}))
 
 
-def _scan(tracer: trace.Tracer, do: _Do) -> _Do:
+def _scan(told: _Telling, do: _Do) -> _Do:
     def to_arrow(scan: Any) -> Any:
-        with tracer.start_as_current_span("txnkv.scan", attributes=_about_scan(scan)) as span:
+        with told.span("scan", _about_scan(scan)) as span:
             found = do(scan)
             span.set_attribute("txnkv.rows", found.num_rows)
             return found
@@ -175,10 +281,11 @@ def _scan(tracer: trace.Tracer, do: _Do) -> _Do:
     return to_arrow
 
 
-def _scan_batches(tracer: trace.Tracer, do: _Do) -> _Do:
+def _scan_batches(told: _Telling, do: _Do) -> _Do:
     def to_batches(scan: Any) -> Iterator[pa.RecordBatch]:
         """Not the current span: what the program does between two batches is not the scan's."""
-        span, rows = tracer.start_span("txnkv.scan", attributes=_about_scan(scan)), 0
+        span = told.tracer.start_span("txnkv.scan", attributes=_about_scan(scan))
+        rows = 0
         try:
             for batch in do(scan):
                 rows += batch.num_rows
@@ -194,10 +301,10 @@ def _scan_batches(tracer: trace.Tracer, do: _Do) -> _Do:
     return to_batches
 
 
-def _fetch(tracer: trace.Tracer, do: _Do) -> _Do:
+def _fetch(told: _Telling, do: _Do) -> _Do:
     def fetch(topic: Any, partition: int, offset: int, *args: Any, **options: Any) -> Any:
         about = {"txnkv.topic": topic.name, "txnkv.partition": partition, "txnkv.offset": offset}
-        with tracer.start_as_current_span("txnkv.fetch", attributes=_of(topic, **about)) as span:
+        with told.span("fetch", _of(topic, **about)) as span:
             found = do(topic, partition, offset, *args, **options)
             span.set_attribute("txnkv.bytes", len(found.records))
             return found
@@ -205,7 +312,7 @@ def _fetch(tracer: trace.Tracer, do: _Do) -> _Do:
     return fetch
 
 
-def _receive(tracer: trace.Tracer, do: _Do) -> _Do:
+def _receive(told: _Telling, do: _Do) -> _Do:
     """A span of what was found, begun when it was looked for."""
 
     def receive(reader: Any, *args: Any, **options: Any) -> Any:
@@ -219,9 +326,7 @@ def _receive(tracer: trace.Tracer, do: _Do) -> _Do:
             links = [trace.Link(span) for span in spans if span.is_valid]
             about = _of(reader, **{"messaging.batch.message_count": count})
             about["txnkv.topic"] = _topic_of(reader)
-            tracer.start_span(
-                "txnkv.fetch", None, attributes=about, links=links, start_time=begin
-            ).end()
+            told.found("fetch", about, begin, links)
         return found
 
     return receive

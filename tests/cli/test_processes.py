@@ -173,6 +173,27 @@ def test_the_version_loads_next_to_nothing():
     assert not {"pyarrow", "rich", "apsw", "asyncio", "pandas"} & set(found.stdout.split())
 
 
+@pytest.mark.parametrize("command", ["scan", "consume"])
+def test_lines_of_json_load_neither_pandas_nor_parquet(command, store):
+    with txnkv.connect(store) as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "float64"}, ["id"]))
+        topic = client.create_topic("e")
+        with client.transaction() as txn:
+            txn.insert(table, (1, 2.0))
+            txn.send(topic, b"x")
+    name = {"scan": "t", "consume": "e"}[command]
+    program = (
+        "import atexit, sys; sys.argv[0] = 'txnkv'; from txnkv.__main__ import main; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, command, str(store), name, "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.startswith("{")
+    assert not {"pandas", "pyarrow.parquet", "rich"} & set(found.stderr.split())
+
+
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
     """It has read and staged rows, and waits for more in its pipe when the signal comes."""

@@ -187,11 +187,21 @@ COLUMNS = {
     "x": (pa.binary(), st.binary()),
     "n": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
     "l": (pa.list_(pa.string()), st.lists(st.text())),
+    "again": (pa.timestamp("us"), st.sampled_from([dt.datetime(2026, 1, 2), dt.datetime.max])),
+    "always": (pa.string(), st.text('ab\\"\n\x00é')),
+    "plain": (pa.string(), st.text("ab")),
 }
 
 
 @given(
-    st.lists(st.tuples(*(st.none() | values for _, values in COLUMNS.values()))),
+    st.lists(
+        st.tuples(
+            *(
+                values if name in ("always", "plain") else st.none() | values
+                for name, (_, values) in COLUMNS.items()
+            )
+        )
+    ),
     st.integers(0, 3),
 )
 def test_json_by_columns_says_what_rows_say(rows, skipped):

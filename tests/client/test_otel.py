@@ -14,6 +14,8 @@ import txnkv
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
 
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -129,6 +131,91 @@ def test_plain_methods_come_back(client: txnkv.Client, table: txnkv.Table, spans
     with client.transaction() as txn:
         txn.insert(table, (1, "a"))
     assert spans.get_finished_spans() == ()
+
+
+def collected(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    """The points of each metric now."""
+    data = reader.get_metrics_data()
+    return {
+        metric.name: list(metric.data.data_points)
+        for resource in (data.resource_metrics if data else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+@pytest.fixture
+def numbers() -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    otel.instrument(meter_provider=provider)
+    otel.instrument(meter_provider=provider)  # again, with the same instruments
+    yield reader
+    otel.uninstrument()
+    provider.shutdown()
+
+
+def test_metrics_are_those_of_the_store(
+    client: txnkv.Client, table: txnkv.Table, numbers: Any
+) -> None:
+    before = collected(numbers)["txnkv.commits"][0].value
+    for number in range(3):
+        with client.transaction() as txn:
+            txn.insert(table, (number, "a"))
+    txn = client.new_transaction()
+    txn.upsert(table, (1, "a"))
+    table.upsert((1, "b"))
+    with pytest.raises(txnkv.TransactionConflictError):
+        txn.commit()
+    client.compact()
+    found, own = collected(numbers), client.metrics()
+    assert found["txnkv.commits"][0].value == before + 4
+    for name, value in own.items():
+        kind = own.about[name][0]
+        if kind != "histogram":
+            (point,) = found[f"txnkv.{name}"]
+            assert point.value == value or kind == "gauge", name
+            assert point.attributes["txnkv.store"] == client.path
+            continue
+        assert found[f"txnkv.{name}.count"][0].value == value["count"], name
+        assert found[f"txnkv.{name}.sum"][0].value == value["sum"], name
+    assert found["txnkv.conflicts"][0].value == 1
+    assert found["txnkv.flush_seconds.count"][0].value >= 1
+
+
+def test_lengths_of_what_a_program_does_and_how_it_failed(
+    client: txnkv.Client, table: txnkv.Table, numbers: Any
+) -> None:
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"id": [1, 2], "v": ["a", "b"]}))
+        txn.send(topic, b"x")
+    assert table.scan().to_arrow().num_rows == 2
+    assert topic.consumer().poll()
+    with pytest.raises(txnkv.RowErrors):
+        table.insert((1, "again"))
+    points = collected(numbers)["db.client.operation.duration"]
+    seen = {(p.attributes["db.operation.name"], p.attributes.get("error.type")): p for p in points}
+    assert seen.keys() == {
+        ("write", None), ("write", "RowErrors"), ("commit", None), ("scan", None), ("fetch", None),
+    }  # fmt: skip
+    for point in seen.values():
+        assert (point.count, 0 < point.sum < 60) == (1, True)
+        assert point.explicit_bounds[0] == 1e-6
+        assert point.attributes["txnkv.store"] == client.path
+    assert seen["fetch", None].attributes["txnkv.topic"] == "e"
+
+
+def test_nothing_is_told_of_a_store_that_is_closed_or_after_uninstrument(
+    tmp_path: Any, numbers: Any
+) -> None:
+    with txnkv.connect(tmp_path / "other") as other:
+        stores = {p.attributes["txnkv.store"] for p in collected(numbers)["txnkv.commits"]}
+        assert other.path in stores
+    assert not collected(numbers).get("txnkv.commits")
+    with txnkv.connect(tmp_path / "other"):
+        otel.uninstrument()
+        assert not collected(numbers).get("txnkv.commits")
 
 
 def test_without_the_package_it_says_what_to_install() -> None:

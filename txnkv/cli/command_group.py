@@ -52,7 +52,7 @@ class Group(click.Group):
         return [CompletionItem(name) for name in self._homes if name.startswith(incomplete)]
 
     def main(self, *args: Any, **options: Any) -> Any:
-        if not args and not options and sys.argv[1:2] != ["demo"]:
+        if not args and "args" not in options and sys.argv[1:2] != ["demo"]:
             # The process is this command's alone.
             sys.meta_path.insert(0, _WithoutPandas())
         try:

@@ -165,10 +165,34 @@ def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
     """The rows as lines of JSON, made column by column; the GIL is free most of the time."""
     if not batch.num_columns:
         return b"{}\n" * batch.num_rows
-    pieces: list[Any] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        pieces += [f"{', ' if pieces else '{'}{json_text(name)}: ", json_column(column)]
-    return joined([*pieces, "}\n"])
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return objects((name, json_pieces(column)) for name, column in columns)
+
+
+def objects(fields: Iterable[tuple[str, Sequence[Any]]]) -> pa.Buffer:
+    """A JSON object a line, of names and the pieces of their values, one row beside the other."""
+    pieces: list[Any] = ["{"]
+    for name, values in fields:
+        text = f"{json_text(name)}: " if pieces == ["{"] else f", {json_text(name)}: "
+        for piece in (text, *values):
+            if isinstance(piece, str) and isinstance(pieces[-1], str):
+                pieces[-1] += piece  # each piece is a pass over all rows
+            else:
+                pieces.append(piece)
+    if isinstance(pieces[-1], str):
+        pieces[-1] += "}\n"
+    else:
+        pieces.append("}\n")
+    return joined(pieces)
+
+
+def json_pieces(column: pa.Array) -> Sequence[Any]:
+    """The values as `json_column` makes them; texts that need nothing else beside their quotes."""
+    if pa.types.is_string(column.type) and not column.null_count:
+        marks = _escaped_in(column)
+        if "\n" not in marks:
+            return ('"', _escaped(column, marks), '"')
+    return (json_column(column),)
 
 
 def joined(pieces: Sequence[Any], between: str | bytes = "") -> pa.Buffer:
@@ -191,6 +215,10 @@ def json_column(column: pa.Array) -> pa.StringArray:
     if is_a.is_date32(kind) or is_a.is_decimal(kind):
         return _quoted(column.cast(pa.string()))
     if is_a.is_timestamp(kind) and kind.unit == "us" and kind.tz in (None, "UTC"):
+        different = column.dictionary_encode()  # what comes together often has one time
+        if len(different.dictionary) <= len(column) // 2:
+            texts = _json_times(different.dictionary).take(different.indices)
+            return pc.fill_null(texts, "null")
         return _json_times(column)
     if is_a.is_binary(kind):
         texts = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
@@ -212,25 +240,53 @@ def _quoted(texts: pa.StringArray, end: str = "") -> pa.StringArray:
 
 def _json_floats(column: pa.DoubleArray) -> pa.StringArray:
     text = column.cast(pa.string())
-    whole = pc.invert(pc.match_substring_regex(text, "[.e]"))
-    if whole.true_count:
-        text = pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
-    # JSON has neither NaN nor infinities.
-    return pc.if_else(pc.fill_null(pc.is_finite(column), False), text, "null")
+    whole = pc.invert(pc.match_substring(text, "."))
+    if whole.true_count:  # or of the kind of 1e+20
+        whole = pc.fill_null(pc.and_(whole, pc.invert(pc.match_substring(text, "e"))), False)
+        texts = pc.binary_join_element_wise(text.filter(whole), ".0", "")
+        text = pc.replace_with_mask(text, whole, texts)
+    finite = pc.is_finite(column)
+    if finite.true_count < len(column):  # JSON has neither NaN nor infinities
+        text = pc.if_else(pc.fill_null(finite, False), text, "null")
+    return text
+
+
+_CONTROL: Final = r"[\x00-\x1f]"
 
 
 def _json_strings(column: pa.StringArray) -> pa.StringArray:
-    text = column
-    marked = pc.match_substring_regex(column, r'["\\\x00-\x1f]')
-    if marked.true_count:
-        text = pc.replace_substring(column, "\\", "\\\\")
-        text = pc.replace_substring(text, '"', '\\"')
-    quoted = pc.binary_join_element_wise('"', text, '"', "")
-    if marked.true_count:
-        rare = pc.fill_null(pc.match_substring_regex(column, r"[\x00-\x1f]"), False)
+    marks = _escaped_in(column)
+    quoted = pc.binary_join_element_wise('"', _escaped(column, marks), '"', "")
+    if "\n" in marks:
+        rare = pc.fill_null(pc.match_substring_regex(column, _CONTROL), False)
         escaped = [json_text(value) for value in column.filter(rare).to_pylist()]
         quoted = pc.replace_with_mask(quoted, rare, pa.array(escaped, pa.string()))
-    return pc.fill_null(quoted, "null")
+    return pc.fill_null(quoted, "null") if column.null_count else quoted
+
+
+def _escaped(column: pa.StringArray, marks: str) -> pa.StringArray:
+    for mark in ("\\", '"'):
+        if mark in marks:
+            column = pc.replace_substring(column, mark, "\\" + mark)
+    return column
+
+
+def _escaped_in(column: pa.StringArray) -> str:
+    """Tell which of a backslash, a quote and, as a line's end, a control character there are.
+
+    All bytes are looked at as one: to look for them in each text takes several times as long.
+    """
+    _, ends, text = column.buffers()
+    if text is None or not len(column):
+        return ""
+    offsets = memoryview(ends).cast("i")
+    first, last = offsets[column.offset], offsets[column.offset + len(column)]
+    if first == last:
+        return ""
+    data = bytes(memoryview(text)[first:last])
+    found = "".join(mark for mark in ("\\", '"') if mark.encode() in data)
+    units = pa.Array.from_buffers(pa.uint8(), last - first, [None, text], offset=first)
+    return found + ("\n" if pc.min(units).as_py() < 0x20 else "")
 
 
 def _json_times(column: pa.TimestampArray) -> pa.StringArray:

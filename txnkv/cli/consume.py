@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import click
@@ -17,6 +19,8 @@ from txnkv.cli.console import partitions_option, plural, store_argument, topic_a
 from txnkv.topics import Start
 
 _ROUND: Final = 5000
+_LARGE_ROUND: Final = 40_000
+"""Of batches, whose bytes are bounded by the consumer."""
 Messages: TypeAlias = "list[txnkv.Message] | pa.RecordBatch"
 _PLACES: Final = ("earliest", "latest")
 
@@ -97,17 +101,28 @@ def consume(
                 reader = _Reader(found, start, partitions, isolation, order, follow)
             else:
                 reader = _Member(found, subscription, shared, start, partitions, follow)
-        with stopping(reader.durable):
+        with stopping(reader.durable), ThreadPoolExecutor(2, "txnkv-json") as pool:
             for messages in _limited(reader, limit):
-                sys.stdout.buffer.write(message_lines.lines_of(messages, separator, as_json))
+                parts = _halves(messages)
+                lines = partial(message_lines.lines_of, separator=separator, as_json=as_json)
+                for text in map(lines, parts) if len(parts) == 1 else pool.map(lines, parts):
+                    sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
                 reader.written(messages)
+
+
+def _halves(messages: Messages) -> list[Messages]:
+    """Two halves of a large batch, which two threads make lines of."""
+    if isinstance(messages, list) or len(messages) < _ROUND:
+        return [messages]
+    half = len(messages) // 2
+    return [messages.slice(0, half), messages.slice(half)]
 
 
 def _limited(reader: Rounds, limit: int | None) -> Iterator[Messages]:
     left = limit
     while left is None or left > 0:
-        messages = reader.next(_ROUND if left is None else min(left, _ROUND))
+        messages = reader.next(reader.most if left is None else min(left, reader.most))
         if messages is None:
             return
         if len(messages):
@@ -117,7 +132,13 @@ def _limited(reader: Rounds, limit: int | None) -> Iterator[Messages]:
 
 
 class Rounds(Protocol):
-    """Messages in rounds: None at the end."""
+    """Messages in rounds: None at the end.
+
+    Attributes:
+        most: messages of a round.
+    """
+
+    most: int
 
     def next(self, most: int) -> Messages | None:
         """At most so many, perhaps none; None when there is nothing more."""
@@ -153,6 +174,7 @@ class _Reader:
         self._poll: Callable[..., Messages] = (
             self._consumer.poll if typed else self._consumer.poll_batch
         )
+        self.most = _ROUND if typed else _LARGE_ROUND
 
     def next(self, most: int) -> Messages | None:
         if self._follow:
@@ -196,6 +218,7 @@ class _Member:
         self._timeout = 1.0 if follow else 0.0
         self._follow = follow
         self._acknowledged = 0
+        self.most = _ROUND
 
     def next(self, most: int) -> list[txnkv.Message] | None:
         messages = self._subscription.receive_many(max_messages=most, timeout=self._timeout)

@@ -15,12 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 import pyarrow as pa
-from pyarrow import parquet
-from rich.progress import Progress, TaskID
 
 import txnkv
 from txnkv.cli import parsing
@@ -43,6 +41,9 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.tables import DELETES, INSERTS, OPERATIONS, UPDATES, HashPartition, Operation
+
+if TYPE_CHECKING:  # loaded when something is shown to people
+    from rich.progress import Progress, TaskID
 
 FORMATS: Final = ("csv", "json", "parquet", "arrow")
 
@@ -383,6 +384,8 @@ class ParquetSource:
     def __init__(self, path: str) -> None:
         if path == "-":
             raise ValueError("Parquet cannot be read from a pipe: give a file")
+        from pyarrow import parquet
+
         self.name = path
         open(path, "rb").close()  # Its errors name the file; those of Arrow do not.
         self._raw = pa.OSFile(path)

@@ -23,7 +23,7 @@ from uuid import UUID
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import joined, json_column, json_row, json_text
+from txnkv.cli.console import joined, json_pieces, json_row, json_text, objects
 from txnkv.core import JSON, decode_headers, duration_of, encode_headers, type_name
 from txnkv.core import UUID as UUID_TYPE
 from txnkv.core import compute as pc
@@ -202,36 +202,34 @@ def _batch_lines(batch: pa.RecordBatch, separator: bytes | None, as_json: bool) 
         pieces = [] if separator is None else [pc.fill_null(batch["key"], b""), separator]
         return joined([*pieces, pc.fill_null(batch["value"], b""), b"\n"], b"")
     ids = batch["txn_id"]
-    columns = {
-        "partition": json_column(batch["partition"]),
-        "offset": json_column(batch["offset"]),
-        "timestamp": json_column(batch["timestamp"]),
-        "key": _texts(batch["key"]),
-        "value": _texts(batch["value"]),
-        "headers": _headers(batch["headers"]),
-        "txn_id": json_column(pc.if_else(pc.equal(ids, 0), None, ids)),
-    }
-    pieces = []
-    for name, column in columns.items():
-        pieces += [f'{", " if pieces else "{"}"{name}": ', column]
-    return joined([*pieces, "}\n"])
+    return objects(
+        {
+            "partition": json_pieces(batch["partition"]),
+            "offset": json_pieces(batch["offset"]),
+            "timestamp": json_pieces(batch["timestamp"]),
+            "key": _texts(batch["key"]),
+            "value": _texts(batch["value"]),
+            "headers": _headers(batch["headers"]),
+            "txn_id": json_pieces(pc.if_else(pc.equal(ids, 0), None, ids)),
+        }.items()
+    )
 
 
-def _texts(column: pa.BinaryArray) -> pa.StringArray:
+def _texts(column: pa.BinaryArray) -> Sequence[Any]:
     try:
-        return json_column(column.cast(pa.string()))
+        return json_pieces(column.cast(pa.string()))
     except pa.ArrowInvalid:  # not all of them are text
-        return pa.array([json_text(_text(value)) for value in column.to_pylist()], pa.string())
+        return (pa.array([json_text(_text(value)) for value in column.to_pylist()], pa.string()),)
 
 
-def _headers(column: pa.BinaryArray) -> pa.StringArray:
+def _headers(column: pa.BinaryArray) -> Sequence[Any]:
     if column.null_count == len(column):
-        return pa.repeat(pa.scalar("[]"), len(column))
+        return ("[]",)
     texts = [
         json_text([[name, _text(each)] for name, each in decode_headers(value)]) if value else "[]"
         for value in column.to_pylist()
     ]
-    return pa.array(texts, pa.string())
+    return (pa.array(texts, pa.string()),)
 
 
 def _value(message: Message) -> bytes:

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import click
 import pyarrow as pa
-from pyarrow import csv, parquet
+from pyarrow import csv
 
 import txnkv
 from txnkv.cli import parsing
@@ -316,6 +316,8 @@ def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
 
 
 def _write_parquet(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
+    from pyarrow import parquet  # which takes longer to load than many a scan
+
     with parquet.ParquetWriter(file, schema) as writer:
         return _write_all(writer, batches)
 

@@ -31,7 +31,7 @@ from txnkv.transaction.connection import (
     Handle,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.instance import Instance
+from txnkv.transaction.instance import Instance, open_instances
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of

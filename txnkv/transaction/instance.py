@@ -195,6 +195,12 @@ def release(instance: Instance) -> None:
     instance.close()
 
 
+def open_instances() -> list[Instance]:
+    """Those of all stores that are open in this process."""
+    with _lock:
+        return list(_instances.values())
+
+
 def _close_all() -> None:
     with _lock:
         left = list(_instances.values())
