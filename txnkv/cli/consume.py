@@ -20,7 +20,7 @@ from txnkv.topics import Start
 
 _ROUND: Final = 5000
 _LARGE_ROUND: Final = 40_000
-"""Of batches, whose bytes are bounded by the consumer."""
+"""The same for batches, whose bytes are bounded by the consumer."""
 Messages: TypeAlias = "list[txnkv.Message] | pa.RecordBatch"
 _PLACES: Final = ("earliest", "latest")
 
