@@ -74,7 +74,7 @@ class World:
         self.pages = Notebook()
         self.open()
 
-    def open(self) -> None:
+    def open(self, history: float = 900.0) -> None:
         self.store = Store.open(
             self.path,
             create=True,
@@ -82,7 +82,7 @@ class World:
             schema_sql=SCHEMA,
             initialise=coordination.initialise,
         )
-        self.coordinator = Coordinator(self.store, history=900.0)
+        self.coordinator = Coordinator(self.store, history)
         self.coordinator.orchestrator.add_handler(self.pages)
 
     def close(self) -> None:

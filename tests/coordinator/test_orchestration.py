@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import math
 import pytest
 
 import txnkv
@@ -214,12 +215,17 @@ def test_a_job_of_another_transaction_is_unknown(world: Any) -> None:
     assert _end(world, other).state is COMMITTED
 
 
-def test_ended_rows_are_forgotten_after_the_history(world: Any, now: Any) -> None:
+@pytest.mark.parametrize(("history", "kept"), [(900.0, 900), (math.inf, 86400)])
+def test_ended_rows_are_forgotten_after_the_history(
+    world: Any, now: Any, history: float, kept: int
+) -> None:
     """TxnNotFoundError once it ended longer ago than the history; open ones are kept."""
+    world.close()
+    world.open(history)
     ended, aborted, open_ = world.begin(1), world.begin(1), world.begin(1)
     _end(world, ended)
     _end(world, aborted, abort=True)
-    now.forward(800)
+    now.forward(kept - 100)
     world.coordinator.keep_alive(open_)
     world.round()
     assert (world.state(ended), world.state(aborted)) == (COMMITTED, ABORTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -132,7 +133,7 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("seconds", [0.0, 900.0])
+@pytest.mark.parametrize("seconds", [0.0, 900.0, math.inf])
 def test_like_a_dict_of_versions(
     connect: Callable[..., txnkv.Client],
     seconds: float,

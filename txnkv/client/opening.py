@@ -28,7 +28,8 @@ def connect(
         create: make it when there is none.
         read_only: refuse to write.
         history: seconds that can be read back, and for which ended transactions are remembered;
-            None for 900, or for what this process has the store open with.
+            None for 900, or for what this process has the store open with; math.inf for all,
+            and a day of ended transactions. Of several processes the shortest counts.
         cache_bytes: of status.db that each connection to it keeps in memory, one for each thread
             that is at it; None for 8 MiB, or for what this process has the store open with.
         keepalive_time: seconds without heartbeat after which a transaction begun by this

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -44,6 +45,9 @@ LOOK_EVERY: Final = 5 * 1_000_000
 _LOOK_ANYWAY: Final = 60 * 1_000_000
 _TRY_AGAIN: Final = 10 * 1_000_000
 """Microseconds until a transaction that cannot be brought to its end is tried again."""
+
+_ENDED_KEPT: Final = 24 * 3600.0
+"""Seconds for which ended transactions are remembered where the history is unlimited."""
 
 Sweep = Callable[[Lease], None]
 
@@ -392,7 +396,8 @@ class Maintenance:
 
     def _forget(self) -> None:
         """Collect the rows of transactions that ended before the history began."""
-        horizon = clock.now_micros() - int(self._history * 1e6)
+        kept = _ENDED_KEPT if self._history == math.inf else self._history
+        horizon = clock.now_micros() - int(kept * 1e6)
         pin = self._store.runtime.least_pin()
         before = Timestamp.from_micros(max(horizon, 0))
         if pin is not None:

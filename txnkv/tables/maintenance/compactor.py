@@ -29,6 +29,8 @@ REST: Final = 1.0
 
 LOOK_AGAIN: Final = 10.0
 """Seconds, at least, until row sets that did not change are looked at again."""
+_LONGEST: Final = 3600.0
+"""Seconds, at most: what failed is tried again, too."""
 
 Progress = Callable[[int, int], None]
 """Called with row versions done and row versions in all."""
@@ -135,7 +137,8 @@ class Compactor:
         if now >= self._look_again:
             self._settled.clear()
             self._failed.clear()
-            self._look_again = now + max(tables.coordinator.history / 4, LOOK_AGAIN)
+            wait = min(tables.coordinator.history / 4, _LONGEST)
+            self._look_again = now + max(wait, LOOK_AGAIN)
         floor: Timestamp | None = None
         for id, mark in self._marks().items():
             settled = id in self._failed or self._settled.get(id) == mark

@@ -19,6 +19,7 @@ Row sets that were replaced stay until no manifest version that has them is pinn
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import apsw
@@ -100,7 +101,8 @@ def floor(tables: Tables) -> Timestamp:
     """
     store = tables.store
     settle_dropped()
-    began = max(clock.now_micros() - int(tables.coordinator.history * 1e6), 0)
+    kept = tables.coordinator.history
+    began = 0 if kept == math.inf else max(clock.now_micros() - int(kept * 1e6), 0)
     with store.status.read() as cur:
         wanted = _lowered(tables, cur, Timestamp.from_micros(began))
         (stored,) = one(cur, "SELECT history_floor FROM clock")
