@@ -6,9 +6,9 @@ else (the same orchestrator, the leader, a restarted store) goes on from the sta
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import math
 import pytest
 
 import txnkv
