@@ -1,5 +1,6 @@
 """The builds of the C core and of the native hot path; all else stands in pyproject.toml."""
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,16 @@ class BuildCore(build_ext):
             super().run()
         except (CompileError, ExecError, LinkError, PlatformError) as error:
             raise CompileError(f"{NO_COMPILER}{error}") from error
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build one with objects of its own.
+
+        They are built at the same time, of sources that both have: an object of one would be
+        written anew while the other is linked with it, which leaves out what is in there.
+        """
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp) / ext.name.rpartition(".")[2])
+        super(BuildCore, own).build_extension(ext)
 
 
 setup(

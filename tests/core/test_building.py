@@ -38,3 +38,19 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
     assert "apt-get install build-essential python3-dev" in ran.stderr
     assert "no-compiler" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_extensions_built_at_the_same_time_share_no_object(tmp_path: Path) -> None:
+    """An object was written by both, and a wheel was linked with one that was not whole."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        '#!/bin/sh\nfor word; do [ "$last" = -o ] && : > "$word" && echo "$word" >> "$0.made"\n'
+        "last=$word; done\nexit 0\n"
+    )
+    compiler.chmod(0o755)
+    places = ("--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp")
+    ran = set_up("build_ext", *places, CC=str(compiler), LDSHARED=f"{compiler} -shared")
+    assert ran.returncode == 0, ran.stderr
+    made = (tmp_path / "cc.made").read_text().split()
+    assert sum(name.endswith("/rowset/bloom.o") for name in made) == 2
+    assert len(set(made)) == len(made)
