@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +66,13 @@ def remote(serve: Callable[..., Server]) -> Iterator[Callable[..., txnkv.Client]
 
 
 _ARMED_LATER = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from txnkv import cli, storage
 point, number, flag = sys.argv[1:4]
 del sys.argv[1:4]
 def hit():
     storage.disarm()
-    os.kill(os.getpid(), int(number))
+    signal.pthread_kill(threading.get_ident(), int(number))  # this one goes no further
 def wait():
     while not os.path.exists(flag):
         time.sleep(0.01)
@@ -146,6 +149,67 @@ class Serving:
         assert self.popen is not None
         self.popen.communicate(timeout=60)
         return int(self.popen.returncode)
+
+
+class Wire:
+    """Passes bytes between clients and a server, and cuts the connections when it is told to.
+
+    Args:
+        port: of the server.
+        latency: seconds for which bytes are on their way, either way.
+    """
+
+    def __init__(self, port: int, latency: float = 0.0) -> None:
+        self._port = port
+        self._latency = latency
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.answers = True
+        self.late = 0.0
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here, _ = self._listening.accept()
+                time.sleep(self.late)
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:  # it is down
+                    here.close()
+                    continue
+                self._open += [here, there]
+                for one, other, answers in ((here, there, False), (there, here, True)):
+                    threading.Thread(
+                        target=self._pass, args=(one, other, answers), daemon=True
+                    ).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket, answers: bool) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                if answers and not self.answers:
+                    continue
+                time.sleep(self._latency)
+                other.sendall(data)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+    @property
+    def address(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Cut all connections; the next ones pass everything."""
+        opened, self._open = self._open, []
+        for one in opened:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()
 
 
 @pytest.fixture

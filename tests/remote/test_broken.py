@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,51 +14,7 @@ import pytest
 import txnkv
 from txnkv.server import Server
 
-
-class Wire:
-    """Passes bytes between a client and a server, and cuts the connection when it is told to."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self.answers = True
-        self.late = 0.0
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                here, _ = self._listening.accept()
-                time.sleep(self.late)
-                there = socket.create_connection(("127.0.0.1", self._port))
-                self._open += [here, there]
-                for one, other, answers in ((here, there, False), (there, here, True)):
-                    threading.Thread(
-                        target=self._pass, args=(one, other, answers), daemon=True
-                    ).start()
-
-    def _pass(self, one: socket.socket, other: socket.socket, answers: bool) -> None:
-        with suppress(OSError):
-            while data := one.recv(1 << 16):
-                if answers and not self.answers:
-                    continue
-                other.sendall(data)
-        with suppress(OSError):
-            other.shutdown(socket.SHUT_RDWR)
-        one.close()
-
-    def cut(self) -> None:
-        """Cut all connections; the next ones pass everything."""
-        opened, self._open = self._open, []
-        for one in opened:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listening.close()
-        self.cut()
+from .conftest import Wire
 
 
 @pytest.fixture
