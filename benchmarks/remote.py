@@ -85,15 +85,15 @@ class Places:
         self.folder = folder / "store"
         self.here = stack.enter_context(txnkv.connect(self.folder))
         serve = ["-m", "txnkv", "serve", str(self.folder), "--listen", "grpc://127.0.0.1:0"]
-        self.server, port = _started(stack, serve)
+        self.server, port = started(stack, serve)
         self.address = f"grpc://127.0.0.1:{port}"
         self.there = stack.enter_context(txnkv.connect(self.address))
-        _, port = _started(stack, ["-c", f"from {__name__} import peer; peer({rows_from_memory})"])
+        _, port = started(stack, ["-c", f"from {__name__} import peer; peer({rows_from_memory})"])
         self.peer_address = f"grpc://127.0.0.1:{port}"
         self.flight = stack.enter_context(fl.FlightClient(self.peer_address))
 
 
-def _started(stack: ExitStack, arguments: list[str]) -> tuple[subprocess.Popen[str], int]:
+def started(stack: ExitStack, arguments: list[str]) -> tuple[subprocess.Popen[str], int]:
     """A process that prints its port when it listens; killed at the end."""
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     popen = subprocess.Popen(
@@ -417,7 +417,7 @@ def clients(most: int, committing: int, seconds: float, base: Path | None) -> li
 
         def commit(number: int) -> float:
             opened[number].upsert(tables[number], rows.row(number))
-            started.wait()
+            gate.wait()
             began = time.perf_counter()
             opened[number].commit()
             return time.perf_counter() - began
@@ -430,7 +430,7 @@ def clients(most: int, committing: int, seconds: float, base: Path | None) -> li
             until = time.monotonic() + seconds
             early, rounds = time.monotonic() + seconds / 10, 0
             while time.monotonic() < until or not rounds:
-                started = threading.Barrier(committing)
+                gate = threading.Barrier(committing)
                 some = [(rounds * committing + n) % most for n in range(committing)]
                 took += pool.map(commit, some)
                 list(pool.map(begin, some))

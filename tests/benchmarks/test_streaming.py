@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
 
+from benchmarks.spark_bench import FOLDER, TINY_ROWS, spark_races
 from benchmarks.spark_session import require_kafka  # only with Spark
 from benchmarks.streaming.__main__ import streaming_races
 from tests.spark.conftest import java, spark, worker_python
@@ -47,6 +48,13 @@ def test_runs_tiny(spark: Any, tmp_path: Path, name: str, peers: set[str]) -> No
     assert list(place.iterdir()) == [], "a benchmark left its store behind"
     if name == "trigger":
         assert "txnkv, into a table" in (plots / "streaming-trigger.svg").read_text()
+
+
+@pytest.mark.slow
+def test_over_a_server_runs_tiny(spark: Any, tmp_path: Path) -> None:
+    lines = spark_races(TINY_ROWS, 1, tmp_path, served=True)
+    assert {line.name for line in lines} == {"txnkv serve", FOLDER}
+    assert list(tmp_path.iterdir()) == [], "a benchmark left its store behind"
 
 
 def test_without_the_connector_it_is_named(spark: Any) -> None:
