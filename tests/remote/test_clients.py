@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,27 @@ def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote)
         txn.delete_ignore(table, 3)
     assert next(client.channel._numbers) == before + 2  # type: ignore[attr-defined]
     assert list(store.table("t").scan(ordered=True)) == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
+
+
+def test_an_answer_is_read_to_its_end(
+    store: txnkv.Client, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not is cancelled, which takes a fifth of a get's time."""
+    client = remote()
+    answers = client.channel._answers  # type: ignore[attr-defined]
+    begun: list[bytes] = []
+    ended: list[bytes] = []
+
+    def watched(request: bytes) -> Iterator[Any]:
+        begun.append(request)
+        yield from answers(request)
+        ended.append(request)
+
+    monkeypatch.setattr(client.channel, "_answers", watched)  # type: ignore[attr-defined]
+    client.table("t").insert((1, "a"))
+    client.run(lambda txn: txn.upsert("t", (2, "b")))
+    assert client.table("t").get(1) is not None
+    assert ended == begun != []
 
 
 def test_two_threads_forget_the_last_transaction_that_is_gone(

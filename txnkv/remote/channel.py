@@ -217,7 +217,8 @@ class Channel:
         given = 0
         while True:
             try:
-                for values, error, state in self._answers(request):
+                answers = self._answers(request)
+                for values, error, state in answers:
                     self._answered_by(state["server"])
                     if state.get("working"):
                         break
@@ -231,6 +232,9 @@ class Channel:
                         raise error
                     if given == len(every):
                         self._answered.append(number)
+                        with suppress(_Broken, TxnkvError):
+                            for _ in answers:  # gRPC cancels what is not read to its end
+                                pass
                         return values[-1] if values else None
                 else:
                     raise _Broken("the answer broke off", arrived=True)

@@ -12,6 +12,7 @@ A call that is not in this table is refused, whatever the twin has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -180,6 +181,9 @@ def like(of: Any) -> Callable[[F], F]:
 
 def arguments(of: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Return what a call of a method is given, by name, with its defaults."""
-    given = signature(of).bind(None, *args, **named)
+    given = _signature_of(of).bind(None, *args, **named)
     given.apply_defaults()
     return dict(list(given.arguments.items())[1:])
+
+
+_signature_of: Final = cache(signature)

@@ -83,11 +83,13 @@ Resolve = Callable[[str, Any], Any]
 """Finds the handle that a kind and content name; raises ValueError for another kind."""
 
 _TAG: Final = "!"
+_TAGGED: Final = '"!"'
 _HEAD: Final = struct.Struct(">II")
 _DEEPEST: Final = 100
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _NAMES: Final = frozenset({str})
 _to_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_of_json: Final = json.JSONDecoder().decode
 _STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _INNERMOST: Final = re.compile(r"[\[{][^\[\]{}]*[\]}]")
 _CLASSES: Final[dict[str, Any]] = {
@@ -152,6 +154,8 @@ def unpack(data: bytes, resolve: Resolve | None = None) -> Any:
         text = data[start : start + n].decode()
         if text.count("[") + text.count("{") > _DEEPEST:
             _require_shallow(text)
+        if _TAGGED not in text:
+            return _of_json(text)
         return json.JSONDecoder(object_hook=_Unpacker(blobs, resolve).up).decode(text)
     except (struct.error, KeyError, IndexError, AttributeError, pa.ArrowException) as error:
         raise ValueError(f"a message makes no sense: {error}") from None
