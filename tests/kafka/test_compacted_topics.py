@@ -47,12 +47,18 @@ def test_options(store: txnkv.Client, wire: Wire) -> None:
         assert create(wire, "v", **wrong) == Code.INVALID_CONFIG, wrong
     assert create(wire, "side", txnkv_buffer="sidecar") == 0
 
-    def change(name: str, value: str, **body: Any) -> int:
-        told = {"name": name, "value": value, "config_operation": 0}
+    def change(name: str, value: str, kind: int = 0, **body: Any) -> int:
+        told = {"name": name, "value": value, "config_operation": kind}
         return altered(wire, "IncrementalAlterConfigs", [told], **body)
 
     assert change(POLICY, "delete") == 0
     assert described(wire)[POLICY] == ("delete", False, 5)
+    for kind, value in ((2, "compact"), (2, "compact"), (3, "delete")):
+        assert change(POLICY, value, kind) == 0
+        assert described(wire)[POLICY] == ("compact", False, 1)
+    assert change(POLICY, "compact", 3) == 0
+    assert described(wire)[POLICY] == ("delete", False, 5)
+    assert change("retention.ms", "7", 2) == Code.INVALID_CONFIG
     assert change("retention.ms", "60000") == change(POLICY, "compact") == 0
     assert described(wire)[POLICY] == ("compact", False, 1)
     assert described(wire)["retention.ms"][0] == "-1"  # a compacted one keeps what is last
@@ -61,7 +67,9 @@ def test_options(store: txnkv.Client, wire: Wire) -> None:
 
 def test_messages_without_a_key_are_refused(store: txnkv.Client, wire: Wire) -> None:
     store.create_topic("t", cleanup="compact")
-    assert wire.produce("t", batch_of(b"a"))["error_code"] == Code.INVALID_RECORD
+    refused = wire.produce("t", batch_of(b"a", b"b"))
+    assert refused["error_code"] == Code.INVALID_RECORD
+    assert [each["batch_index"] for each in refused["record_errors"]] == [0, 1]
     who = _begin(wire)
     assert _add(wire, who) == 0
     assert _send(wire, who, 0, b"a")["error_code"] == Code.INVALID_RECORD

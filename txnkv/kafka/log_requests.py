@@ -117,14 +117,37 @@ def _refused(index: int, error: Exception) -> dict[str, Any]:
     code, text = code_of(error)
     if code is Code.PRODUCER_FENCED:  # a batch's epoch is old, whoever has a later one
         code = Code.INVALID_PRODUCER_EPOCH
+    rows = error.rows if isinstance(error, _KeylessError) else []
     return {
         "index": index,
         "error_code": code,
         "base_offset": -1,
         "log_append_time_ms": -1,
         "log_start_offset": -1,
+        "record_errors": [{"batch_index": row} for row in rows],
         "error_message": text,
     }
+
+
+class _KeylessError(KafkaError):
+    """Messages without a key to a compacted topic.
+
+    Args:
+        rows: which ones of their batch.
+    """
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(Code.INVALID_RECORD, "a compacted topic takes messages with a key")
+        self.rows = rows
+
+
+def _keyless(batch: ProducerBatch) -> list[int]:
+    """The messages of a batch that have no key."""
+    rows = batch.rows
+    if "key" not in rows.schema.names:
+        return list(range(rows.num_rows))
+    found: list[int] = pc.indices_nonzero(rows.column("key").is_null()).to_pylist()
+    return found
 
 
 def _require_fitting(topic: TopicInfo, batch: ProducerBatch) -> None:
@@ -133,11 +156,9 @@ def _require_fitting(topic: TopicInfo, batch: ProducerBatch) -> None:
             Code.INVALID_RECORD,
             f"values of topic {topic.name!r} are rows of columns: programs of the store send them",
         )
-    names = batch.rows.schema.names
-    if topic.options.cleanup == "compact" and (
-        "key" not in names or batch.rows.column("key").null_count
-    ):
-        raise KafkaError(Code.INVALID_RECORD, "a compacted topic takes messages with a key")
+    keyless = _keyless(batch) if topic.options.cleanup == "compact" else []
+    if keyless:
+        raise _KeylessError(keyless)
     most = topic.options.max_message_bytes
     largest = pc.max(pc.binary_length(batch.rows.column("value"))).as_py() or 0
     if largest > most:

@@ -202,11 +202,13 @@ _PASSED: Final = {
 
 _NEVER: Final = "-1"
 
+_POLICY: Final = "cleanup.policy"
+
 _CHANGED: Final = {
     "retention.ms": _NEVER,
     "retention.bytes": _NEVER,
     "compression.type": "producer",
-    "cleanup.policy": "delete",
+    _POLICY: "delete",
     "delete.retention.ms": "86400000",
 }
 """Options that may be changed, and what they are where nobody says it."""
@@ -221,7 +223,7 @@ _POLICIES: Final[dict[str, dict[str, Any]]] = {
 _KEPT: Final = ("retention_seconds", "retention_bytes")
 _LIMITS: Final = (*_KEPT, "tombstone_seconds")
 
-_SET, _DELETE = 0, 1
+_SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
 
 
 def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
             elif name == "compression.type":
                 codec = {"producer": None, "uncompressed": None, "lz4": "lz4", "zstd": "zstd"}
                 found["compression"] = codec[value or ""]
-            elif name == "cleanup.policy":
+            elif name == _POLICY:
                 found |= _POLICIES[",".join(sorted((value or "").replace(" ", "").split(",")))]
             elif name == "delete.retention.ms":
                 found["tombstone_seconds"] = int(value or "") / 1000
@@ -281,7 +283,7 @@ def _configs(topic: TopicInfo) -> dict[str, str]:
     seconds, size = options.retention_seconds, options.retention_bytes
     return {
         **_PASSED,
-        "cleanup.policy": _policy(options),
+        _POLICY: _policy(options),
         "delete.retention.ms": str(int(options.tombstone_seconds * 1000)),
         "compression.type": options.compression or "producer",
         "max.message.bytes": str(options.max_message_bytes),
@@ -311,7 +313,7 @@ def _told(values: Mapping[str, str]) -> list[dict[str, Any]]:
 def alter_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Change options of topics: those that are named, the others are as by default."""
 
-    def wanted(asked: list[dict[str, Any]]) -> dict[str, str | None]:
+    def wanted(asked: list[dict[str, Any]], now: Mapping[str, str]) -> dict[str, str | None]:
         return {**_CHANGED, **{each["name"]: each["value"] for each in asked}}
 
     return _altered(broker, peer, request, wanted)
@@ -320,10 +322,13 @@ def alter_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
 def change_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Change options of topics: those that are named, the others stay."""
 
-    def wanted(asked: list[dict[str, Any]]) -> dict[str, str | None]:
-        found = {}
+    def wanted(asked: list[dict[str, Any]], now: Mapping[str, str]) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
         for each in asked:
             name, kind = each["name"], each["config_operation"]
+            if kind in (_APPEND, _SUBTRACT) and name == _POLICY:
+                found[name] = _listed(now[name], each["value"] or "", adds=kind == _APPEND)
+                continue
             if kind not in (_SET, _DELETE) or (kind == _DELETE and name not in _CHANGED):
                 raise KafkaError(Code.INVALID_CONFIG, f"{name} can be set, if at all")
             found[name] = each["value"] if kind == _SET else _CHANGED[name]
@@ -332,18 +337,25 @@ def change_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping
     return _altered(broker, peer, request, wanted)
 
 
+def _listed(now: str, more: str, *, adds: bool) -> str:
+    """An option that is a list, with more in it or less; what would be empty is as by default."""
+    there, named = set(now.split(",")), set(more.split(","))
+    return ",".join(sorted(there | named if adds else there - named)) or _CHANGED[_POLICY]
+
+
 def _altered(
     broker: Broker,
     peer: Peer,
     request: KafkaRequest,
-    wanted: Callable[[list[dict[str, Any]]], Mapping[str, str | None]],
+    wanted: Callable[[list[dict[str, Any]], Mapping[str, str]], Mapping[str, str | None]],
 ) -> Mapping[str, Any]:
     def alter(asked: dict[str, Any]) -> None:
         if asked["resource_type"] != _TOPIC:
             raise KafkaError(Code.INVALID_REQUEST, "options of topics can be changed, no others")
         topic = broker.topic(peer, "admin", asked["resource_name"])
-        fixed = {key: value for key, value in _configs(topic).items() if key not in _CHANGED}
-        changes: Any = _options(wanted(asked["configs"]), fixed)
+        now = _configs(topic)
+        fixed = {key: value for key, value in now.items() if key not in _CHANGED}
+        changes: Any = _options(wanted(asked["configs"], now), fixed)
         if changes.get("cleanup") == "compact" and topic.buffer != "marker":
             raise _not_compacted()
         if not request.body["validate_only"]:
