@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests import internals
 from tools.topic_contents import raw
 from tools.topic_writing import Writer
 from txnkv import core
+from txnkv.coordinator.liveness import LeaseLostError
 from txnkv.errors import NotSupportedError
 from txnkv.topics import key_compaction
 from txnkv.topics.read.commit_reader import CommitReader
@@ -162,6 +164,45 @@ def test_somebody_else_compacts_meanwhile(
     monkeypatch.setattr(key_compaction._Pass, "_wanted", meanwhile)
     assert key_compaction.compact(internals.topics(client), partition, force=True).messages == 0
     assert left(topic) == []
+
+
+def test_it_stops_when_it_is_told(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any step; then every key has its last value still, and the next pass ends the work."""
+    monkeypatch.setattr(key_compaction, "_PIECE_BYTES", 1)
+    engine = internals.topics(client)
+    (partition,) = engine.partitions(topic.info)
+    for number in range(4):
+        send(client, (f"{number % 2}", f"{number}"), (f"gone {number}", "x"))
+        internals.flush(client)  # a piece of its own
+    for number in range(4):
+        send(client, (f"gone {number}", None), timestamp=LONG_AGO)
+    internals.flush(client)
+    steps = 0
+    while True:
+        left_to_do = iter(range(steps))
+
+        def check(left_to_do: Any = left_to_do) -> None:
+            if next(left_to_do, None) is None:
+                raise LeaseLostError
+
+        with suppress(LeaseLostError):
+            key_compaction.compact(engine, partition, check, force=True)
+            break
+        values = {key: value for _, key, value in left(topic)}
+        assert {key: value for key, value in values.items() if value} == {b"0": b"2", b"1": b"3"}
+        steps += 1
+    assert steps > 5
+    assert [each[1:] for each in left(topic)] == [(b"0", b"2"), (b"1", b"3")]
+
+
+def test_rounds_end_when_the_store_is_closed(client: txnkv.Client) -> None:
+    maintenance = internals.maintenance(client)
+    maintenance.require_running()
+    client.close()
+    with pytest.raises(txnkv.ClosedError, match="what was done"):
+        maintenance.require_running()
 
 
 def test_what_a_topic_keeps_for_subscriptions(client: txnkv.Client) -> None:

@@ -227,6 +227,15 @@ class Maintenance:
         """Look at least this often."""
         self._poll = min(self._poll, max(seconds, 0.02))
 
+    def require_running(self) -> None:
+        """End long work when the store is closed.
+
+        Raises:
+            ClosedError: it is.
+        """
+        if self._stop.is_set():
+            raise ClosedError("the store was closed meanwhile: what was done until then is done")
+
     def close(self) -> None:
         self._stop.set()
         thread = self._thread

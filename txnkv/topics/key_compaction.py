@@ -49,8 +49,8 @@ declare_fault_point("compaction.marked", "how far a log is compacted is noted, d
 _MOST_KEYS: Final = 1 << 20
 """Keys that a pass notes, about."""
 
-_PIECE_BYTES: Final = 64 << 20
-"""Bytes of batches of a piece, about."""
+_PIECE_BYTES: Final = 16 << 20
+"""Bytes of batches of a piece, about: it is looked at in a second or two."""
 
 _READ_BYTES: Final = 1 << 20
 
@@ -103,7 +103,7 @@ def compact(
     Args:
         topics: of the store.
         partition: of a topic that is not dropped.
-        check: called inside each LMDB write; raises to stop.
+        check: called with each read and inside each LMDB write; raises to stop.
         force: all that is decided; else only closed segments, when half of their bytes have come
             since the last pass.
     """
@@ -203,6 +203,7 @@ class _Pass:
         )
         last, large = self._last, self._large
         for rows in reader.batches(upto):
+            self._check()
             large.ends |= {first: end for end, first in reader.large.items()}
             keys, offsets = rows.column("key").to_pylist(), rows.column("offset").to_pylist()
             last.update(zip(keys, offsets, strict=True))
@@ -248,6 +249,7 @@ class _Pass:
 
     def _rewrite(self, low: int, high: int) -> bool:
         """Rewrite a piece; False when somebody else has, meanwhile."""
+        self._check()
         with self._environment.read() as txn:
             known = self._log.rewritten(txn)
             if self._log.segments(txn)[0].base > low:

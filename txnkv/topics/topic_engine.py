@@ -351,8 +351,13 @@ class TopicEngine(Topics):
         now = clock.monotonic_micros()
         if self._enforced is None or now - self._enforced >= ENFORCED_EVERY:
             with self.store.log_cuts(wait=False):
-                check = retention.checked_by(self, lease)
-                retention.enforce_all(self, check)
+                leads = retention.checked_by(self, lease)
+                retention.enforce_all(self, leads)
+
+                def check() -> None:
+                    self.coordinator.maintenance.require_running()
+                    leads()
+
                 key_compaction.compact_all(self, check)
             producers.forget_idle(self.store, lease)
             self._enforced = now
