@@ -7,6 +7,8 @@ import datetime as dt
 import io
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pyarrow as pa
@@ -218,3 +220,21 @@ def test_json_by_columns_says_what_rows_say(rows, skipped):
 def test_json_of_no_columns_has_a_line_for_each_row():
     batch = pa.record_batch([pa.nulls(2)], names=["none"]).select([])
     assert json_lines(batch) == b"{}\n{}\n"
+
+
+def test_output_goes_into_a_pipe_and_to_where_a_link_leads(orders, run, tmp_path):
+    """As root, `-o /dev/null` put a file in the place of the device."""
+    (folder := tmp_path / "out").mkdir()
+    pipe, link, file = (folder / name for name in ("pipe", "link", "file"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        run("scan", orders, "orders", "--ordered", "--format", "csv", "-o", pipe)
+        assert pipe.is_fifo()
+        for name in (link, file):
+            run("scan", orders, "orders", "--ordered", "--format", "csv", "-o", name)
+            assert link.is_symlink()
+            assert file.read_bytes() == read.result()
+            file.write_bytes(b"old")
+    assert len(list(folder.iterdir())) == 3

@@ -130,6 +130,9 @@ def test_times(client: txnkv.Client, table: txnkv.Table) -> None:
     put(table, range(3), 2)
     with pytest.raises(ValueError, match="takes a time"):
         table.restore(None)
+    before = rows(table)
+    assert table.restore(datetime.now(UTC)) == txnkv.WriteResult()  # nothing came after it
+    assert rows(table) == before
     assert table.restore(datetime(2021, 1, 1, tzinfo=UTC)).deleted == 3
     with pytest.raises(ValueError):
         table.restore(datetime.now(UTC) + timedelta(days=1))

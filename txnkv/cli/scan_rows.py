@@ -260,6 +260,11 @@ def write_stdout(kind: str, schema: pa.Schema, batches: Batches) -> int:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
+    if path.exists() and not path.is_file():  # a pipe, or /dev/null: another's, to be written to
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()  # what a link leads to is replaced, not the link
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:

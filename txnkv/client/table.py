@@ -424,14 +424,15 @@ class Table(Closing):
         self._connection.require_writable()
         if to is None:
             raise ValueError("restore takes a time: a timestamp, aware datetime or snapshot")
-        if txn is not None:
-            return self._restore(to, txn)
-        with Transaction.begin(self._connection, timeout=None) as own:
-            return self._restore(to, own)
-
-    def _restore(self, to: At, txn: Transaction) -> WriteResult:
-        engine, upto = self._engine(), txn.snapshot
         then = self._connection.timestamp_of(to)
+        if txn is not None:
+            return self._restore(then, txn)
+        # Begun after the time is known: all until then is in its snapshot, which may be earlier.
+        with Transaction.begin(self._connection, timeout=None) as own:
+            return self._restore(then, own) if then < own.snapshot else WriteResult()
+
+    def _restore(self, then: Timestamp, txn: Transaction) -> WriteResult:
+        engine, upto = self._engine(), txn.snapshot
         table = engine.at(self.info, upto)
         names = list(table.schema.primary_key)
         asked = diff.request(table, then, upto, names)
