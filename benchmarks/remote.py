@@ -102,6 +102,7 @@ def started(stack: ExitStack, arguments: list[str]) -> tuple[subprocess.Popen[st
     stack.callback(popen.wait)
     stack.callback(popen.kill)
     assert popen.stdout is not None
+    stack.callback(popen.stdout.close)
     line = popen.stdout.readline().strip()
     found = re.search(r"(\d+)$", line)
     assert found, f"{arguments} says {line!r}"
