@@ -24,7 +24,7 @@ from txnkv.remote.channel import Call, Channel
 from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_lock
-from txnkv.tables import RowChecker, Schema
+from txnkv.tables import TOKEN_ROWS, RowChecker, Schema
 from txnkv.topics import (
     Delivered,
     Message,
@@ -284,9 +284,9 @@ class RemoteScan(RemoteHandle, Scan):
             return pa.Table.from_batches(batches) if batches else pa.table({})
         return pa.Table.from_batches(batches, self._schema)
 
-    def tokens(self, rows: int | None = None) -> Any:
+    def tokens(self, rows: int = TOKEN_ROWS) -> Any:
         self._ready()
-        return self._call("tokens") if rows is None else self._call("tokens", rows)
+        return self._call("tokens", rows)
 
     def close(self) -> None:
         self._call("close")
