@@ -6,15 +6,24 @@
     def test_it_expires(txnkv_client, txnkv_clock):
         txnkv_clock.forward(3600)                    an hour, at once
 
+    def test_it_dies(txnkv_killed, txnkv_connect):
+        txnkv_killed(shop.checkout, "before commit")     in a child that is killed there
+        assert shop.open_carts(txnkv_connect()) == 1
+
 Nothing of txnkv is loaded before a fixture is used.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -67,6 +76,56 @@ def txnkv_client(txnkv_connect: Callable[..., txnkv.Client]) -> Iterator[txnkv.C
     if client.is_open:
         problems = client.check().problems
         assert not problems, "\n".join(map(str, problems))
+
+
+KillPoint = Literal["before commit", "after commit"]
+"""Before a commit is durable; or behind that, before anybody is told that it is."""
+
+_POINTS: Final = {
+    "before commit": ("log.written", "commit.in_point"),
+    "after commit": ("log.durable", "commit.decided"),
+}
+
+
+@pytest.fixture
+def txnkv_killed(txnkv_path: Path) -> Callable[..., None]:
+    """Does work in a child process that is killed at a commit, as by `kill -9`.
+
+    `killed(work, at, nth=1)` calls `work(client)` in a forked child, with a client of this test's
+    store, and returns when the child was killed at its nth commit: "before commit", when it is
+    not durable and will never have been; or "after commit", when it is, and the child was not told.
+    A child that ends otherwise fails the test.
+    """
+
+    def killed(work: Callable[[txnkv.Client], object], at: KillPoint, nth: int = 1) -> None:
+        if at not in _POINTS:
+            raise ValueError(f"a child is killed {' or '.join(map(repr, _POINTS))}, not {at!r}")
+        with warnings.catch_warnings():  # of Python, for who forks beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            _work(work, at, nth, txnkv_path)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            pytest.fail(f"the child was not killed {at}: it ended before its commit {nth}")
+
+    return killed
+
+
+def _work(work: Callable[[txnkv.Client], object], at: KillPoint, nth: int, path: Path) -> None:
+    """Do work in a child, which ends with it."""
+    try:
+        from txnkv.storage.faults import arm
+
+        with txnkv.connect(path) as client:
+            for point in _POINTS[at]:
+                arm(point, f"kill@{nth}")
+            work(client)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
 
 
 @pytest.fixture

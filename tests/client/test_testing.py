@@ -34,6 +34,45 @@ def test_several_clients(txnkv_connect: Callable[..., txnkv.Client], txnkv_path:
     assert txnkv_connect(read_only=True).table("t").count() == 1
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("at", "count"), [("before commit", 2), ("after commit", 3)])
+def test_a_child_is_killed_at_a_commit(
+    txnkv_client: txnkv.Client,
+    txnkv_killed: Callable[..., None],
+    at: str,
+    count: int,
+    large: bool,
+) -> None:
+    txnkv_client.create_table("t", SCHEMA).insert((0, 0))
+
+    def work(client: txnkv.Client) -> None:
+        for number in range(1, 4):
+            with client.transaction() as txn:
+                if large:
+                    txn.serialize()
+                txn.insert("t", (number, 0))
+
+    txnkv_killed(work, at, 2)
+    assert txnkv_client.table("t").count() == count
+
+
+@pytest.mark.parametrize(
+    ("work", "raises"), [(lambda client: None, False), (lambda client: 1 / 0, True)]
+)
+def test_a_child_that_was_not_killed_fails_the_test(
+    txnkv_client: txnkv.Client,
+    txnkv_killed: Callable[..., None],
+    work: Callable[[txnkv.Client], object],
+    raises: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(pytest.fail.Exception, match="ended before its commit 1"):
+        txnkv_killed(work, "before commit")
+    with pytest.raises(ValueError, match="killed 'before commit' or 'after commit', not 'there'"):
+        txnkv_killed(work, "there")
+    assert ("ZeroDivisionError" in capfd.readouterr().err) is raises
+
+
 USED = """
 import txnkv
 
