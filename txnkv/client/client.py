@@ -93,8 +93,8 @@ class Client(Connection, Closing):
                 the table is one tablet.
             exists_ok: return the table of this name when there is one with this schema and
                 partitioning.
-            evolve: as exists_ok, and add columns that it has not, if they are the last ones here
-                and nullable or with a default.
+            evolve: as exists_ok, and change it where that is safe: widen types, make columns
+                nullable, add those that are the last ones here, nullable or with a default.
 
         Raises:
             TableExistsError: the name is taken (with exists_ok or evolve: by a table that is
