@@ -115,7 +115,7 @@ def txnkv_killed(txnkv_path: Path) -> Callable[..., None]:
 def _work(work: Callable[[txnkv.Client], object], at: KillPoint, nth: int, path: Path) -> None:
     """Do work in a child, which ends with it."""
     try:
-        from txnkv.storage.faults import arm
+        from txnkv.storage import arm
 
         with txnkv.connect(path) as client:
             for point in _POINTS[at]:

@@ -118,6 +118,20 @@ def seen(page, address, width, scheme):
     page.wait("return document.querySelectorAll('#plots figure').length === 6")
 
 
+TABLE = """
+    const set = {id: 1, from: 0, to: 1, first: '0', last: '1', rows: 2, deleted: 0, bytes: 1};
+    const sets = [{...set, versioned: arguments[0]}];
+    const tablet = {id: 1, part: 'table:t/0', ends: 2, count: 1, error: null, row_sets: sets};
+    const found = {columns: [], primary_key: [], indexes: [], tablets: [tablet]};
+    return table(found).filter((part) => part.querySelector?.('.several')).length"""
+
+
+def test_row_sets_with_several_versions_have_a_line(store, address, page):
+    seen(page, address, 400, "light")
+    assert page.run(TABLE, True) == 1
+    assert page.run(TABLE, False) == 0
+
+
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_is_there_and_nothing_sticks_out_or_is_faint(held, address, page, width, scheme):

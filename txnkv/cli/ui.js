@@ -165,12 +165,13 @@ function table(found) {
       const dead = s.rows ? (s.deleted / s.rows) * w : 0, y = at * 14;
       shapes.push(["rect", { class: "bar", x, y, width: w, height: 10 }, `row set ${s.id}: ${s.first} to ${s.last}`]);
       if (dead) shapes.push(["rect", { class: "dead", x: x + w - dead, y, width: dead, height: 10 }, `${count(s.deleted)} deleted`]);
+      if (s.versioned) shapes.push(["rect", { class: "several", x, y: y + 10, width: w, height: 2 }, "several versions of rows"]);
     });
     parts.push(el("h3", {}, `Tablet ${tablet.id}`));
     if (found.damaged || tablet.error) parts.push(...damage(tablet));
     if (tablet.error) continue;
     if (!sets.length) parts.push(el("p", { class: "note" }, "no row sets yet: its rows are in the log and in memory"));
-    else parts.push(el("p", { class: "note" }, "Ranges of keys, in their order; the other part of a bar is deleted rows."),
+    else parts.push(el("p", { class: "note" }, "Ranges of keys, in their order; the other part of a bar is deleted rows, a line below it several versions of rows."),
       draw(sets.length * 14, `Key ranges of ${sets.length} row sets, as in the grid below`, shapes),
       grid(["row set", "first key", "last key", "#rows", "#deleted", "versions", "#size"], sets.map((s) =>
         [`${s.id}`, s.first, s.last, count(s.rows), count(s.deleted), s.versioned ? "several" : "one", size(s.bytes)]), "Row sets"));
