@@ -37,7 +37,7 @@ def regain(say: Say, path: str) -> None:
     _append(client, say)
     with status.write() as cur:
         cur.executemany("UPDATE partitions SET next_offset = ? WHERE id = ?", given)
-        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", clock)
+        cur.execute("UPDATE clock_row SET last_timestamp = ?, last_commit = ?", clock)
     client.close()
     shutil.rmtree(Path(path) / "runtime")
     txnkv.connect(path, create=False).close()

@@ -10,6 +10,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.coordinator.ids import EPOCH, MAX_JUMP, Timestamp, latest_snapshot, next_timestamp
+from txnkv.coordinator.status_schema import one
 from txnkv.storage.clocks import clock
 
 
@@ -178,3 +179,66 @@ def test_commit_timestamp_propagation(client: Any, table: Any, until: Any) -> No
     for _ in range(10):
         assert txn.is_commit_complete()
         assert client.snapshot().timestamp == after
+
+
+def _commit(client: Any, id: int) -> Timestamp:
+    with client.transaction() as txn:
+        txn.insert("t", (id, None))
+    return Timestamp(txn.commit())
+
+
+def _clock(client: Any, name: str = "clock") -> tuple[Any, ...]:
+    with internals.status(client).read() as cur:
+        return one(cur, f"SELECT last_timestamp, last_commit FROM {name}")
+
+
+def test_a_commit_of_the_log_is_all_that_moves_the_clock(client: Any, table: Any) -> None:
+    before = _clock(client, "clock_row")
+    stamp = _commit(client, 1)
+    assert _clock(client, "clock_row") == before
+    assert _clock(client) == (stamp, stamp)
+
+
+def test_a_wall_clock_that_went_back_does_not_matter_to_a_store_without_a_log(
+    connect: Any, by_hand: Any, now: Any
+) -> None:
+    """What told the last commit was flushed and trimmed, and nobody has it in memory."""
+    client = connect()
+    client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, primary_key="id"))
+    last = [_commit(client, id) for id in range(3)][-1]
+    internals.flush(client)
+    now.forward(61)
+    by_hand(client)
+    with internals.status(client).read() as cur:
+        assert one(cur, "SELECT count(*) FROM commit_log") == (0,)
+    client.close()
+    now.ahead = -3600
+    client = connect()
+    assert client.snapshot().timestamp == last
+    assert client.table("t").count() == 3
+    assert _clock(client) == (last, last)
+    assert _commit(client, 3) == last + 1
+    assert client.check().ok
+
+
+def test_a_store_goes_on_from_the_last_commit_of_a_process_that_was_killed(
+    connect: Any, process: Any, now: Any
+) -> None:
+    """Killed at once, and the wall clock went back: nothing is left but the log."""
+    client = connect()
+    client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, primary_key="id"))
+    client.close()
+    other = process(
+        """
+        with client.transaction() as txn:
+            txn.insert("t", (1, None))
+        say(txn.commit())
+        wait()
+        """
+    )
+    last = other.hear()
+    other.kill()
+    now.ahead = -3600
+    client = connect()
+    assert client.snapshot().timestamp == last
+    assert _commit(client, 2) == last + 1

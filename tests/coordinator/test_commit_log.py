@@ -357,7 +357,7 @@ def test_what_was_flushed_is_not_replayed(world: World, shelf: Shelf) -> None:
     second = log.commit(small(2, b"not yet"))
     with world.store.status.write() as cur:
         cur.execute(
-            "UPDATE clock SET flushed_ts = ?, manifest_version = manifest_version + 1", (first,)
+            "UPDATE clock_row SET flushed_ts = ?, manifest_version = manifest_version + 1", (first,)
         )
     log.latest()
     assert shelf.flushes == [first]
@@ -438,7 +438,7 @@ def test_what_a_dead_process_did_not_sync_is_synced_by_who_sees_it(
     with world.store.status.write(sync=False) as cur:  # died before its sync
         stamp = kept + 1
         cur.execute("INSERT INTO commit_log VALUES (?, 2, ?)", (stamp, pack([], stamp)))
-        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
+        cur.execute("UPDATE clock_row SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
     assert log.latest() == kept
     time.sleep(0.02)
     assert log.latest() == stamp
@@ -450,7 +450,7 @@ def put_unnoted(world: World, stamp: int, txn_id: int, *, sync: bool) -> None:
     with world.store.status.write(sync=sync) as cur:
         row = (stamp, txn_id, pack([], stamp))
         cur.execute("INSERT INTO commit_log VALUES (?, ?, ?)", row)
-        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
+        cur.execute("UPDATE clock_row SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
 
 
 @pytest.mark.parametrize("who", ["first look", "all is synced", "a writer"])

@@ -45,7 +45,7 @@ def test_each_older_version_has_a_store() -> None:
     assert {path.stem for path in STORES.glob("*.json")} == {f"store-v{n}" for n in OLDER_VERSIONS}
 
 
-@pytest.mark.parametrize("version", ["v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8"])
+@pytest.mark.parametrize("version", ["v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9"])
 def test_opens(version: str, tmp_path: Path) -> None:
     expected = json.loads((STORES / f"store-{version}.json").read_text())
     with txnkv.connect(unpack(version, tmp_path), create=False) as client:
@@ -73,7 +73,7 @@ def test_opens(version: str, tmp_path: Path) -> None:
         assert list(client.applications()) == ["reader of old stores"]
 
 
-@pytest.mark.parametrize("version", ["v3", "v4", "v5", "v6", "v7", "v8"])
+@pytest.mark.parametrize("version", ["v3", "v4", "v5", "v6", "v7", "v8", "v9"])
 def test_topics(version: str, tmp_path: Path) -> None:
     expected = json.loads((STORES / f"store-{version}.json").read_text())["topics"]
     with txnkv.connect(unpack(version, tmp_path), create=False) as client:

@@ -31,7 +31,7 @@ def _forget(path: Path, forget: Callable[[txnkv.Client, Partition], object]) -> 
             (*_, last) = partition.log.commits(txn, 0, 100)
         with status.write() as cur:
             cur.execute("UPDATE partitions SET next_offset = 1 WHERE id = ?", (partition.id,))
-            cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", before)
+            cur.execute("UPDATE clock_row SET last_timestamp = ?, last_commit = ?", before)
             cur.execute("DELETE FROM end_markers")
     shutil.rmtree(path / "runtime")  # as after a start of the machine
     return end, last.commit_ts

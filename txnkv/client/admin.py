@@ -306,8 +306,8 @@ def _check_status(cur: Any, report: CheckReport) -> None:
         "commits are flushed above the last one, or the history begins there": (
             "SELECT last_commit FROM clock WHERE max(flushed_ts, history_floor) > last_commit"
         ),
-        "the commit log has a commit above the last one": (
-            "SELECT commit_ts FROM commit_log WHERE commit_ts > (SELECT last_commit FROM clock)"
+        "commits are flushed above what the clock's own row knows": (
+            "SELECT flushed_ts FROM clock_row WHERE flushed_ts > min(last_commit, last_timestamp)"
         ),
         "a committed row set has a stamp above the last commit": (
             "SELECT id FROM row_sets WHERE state = 2 AND stamp > (SELECT last_commit FROM clock)"

@@ -48,7 +48,7 @@ from txnkv.coordinator import (
     Timestamp,
     held,
     one,
-    raise_clock,
+    reach,
     renew,
 )
 from txnkv.errors import (
@@ -529,5 +529,4 @@ class _Undump:
     def _reach(self, instance: Instance, timestamp: Timestamp) -> None:
         """Have snapshots and all that comes later be at or behind a timestamp."""
         with instance.store.status.write() as cur:
-            raise_clock(cur, timestamp)
-            cur.execute("UPDATE clock SET last_commit = max(last_commit, ?)", (timestamp,))
+            reach(cur, timestamp)

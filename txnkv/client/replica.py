@@ -11,7 +11,7 @@ from typing import Final
 
 from txnkv.client.client import Client
 from txnkv.client.opening import connect
-from txnkv.coordinator import Timestamp, raise_clock
+from txnkv.coordinator import Timestamp, reach
 from txnkv.errors import TopicExistsError
 from txnkv.storage import MaintenanceLock, shielded
 from txnkv.topics import Follower, TopicEngine, TopicInfo
@@ -143,5 +143,4 @@ def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo
 def _reached(follower: Client, snapshot: Timestamp) -> None:
     """Let snapshots of the follower be at least as late as what was copied."""
     with follower.instance.store.status.write() as cur:
-        raise_clock(cur, snapshot)
-        cur.execute("UPDATE clock SET last_commit = max(last_commit, ?)", (snapshot,))
+        reach(cur, snapshot)

@@ -40,7 +40,7 @@ from txnkv.coordinator.ids import (
     latest_snapshot,
     low_water_mark,
     next_timestamp,
-    raise_clock,
+    reach,
     repair_clock,
 )
 from txnkv.coordinator.jobs import name_transaction

@@ -38,7 +38,7 @@ from txnkv.coordinator import held
 from txnkv.coordinator import payload as payloads
 from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
 from txnkv.coordinator.held import Key
-from txnkv.coordinator.ids import Timestamp, following, stamp_of
+from txnkv.coordinator.ids import Timestamp, following, reach, stamp_of
 from txnkv.coordinator.payload import PayloadError, Section
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
@@ -488,7 +488,8 @@ class CommitLog:
             cur.execute("INSERT INTO commit_log VALUES (?, ?, ?)", rows[0])
         else:
             cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
-        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (latest, latest))
+        if not rows or rows[-1][0] != latest:  # else the row says so
+            reach(cur, latest)
         self.pending_bytes += size
         self.pending_commits += len(rows)
         metrics = self._metrics

@@ -53,7 +53,7 @@ def initialise(cur: apsw.Cursor) -> None:
     # than any history.
     begun = Timestamp.from_micros(clock.now_micros())
     cur.execute(
-        "INSERT INTO clock (id, last_timestamp, last_commit, next_txn_id, stage_sequence) "
+        "INSERT INTO clock_row (id, last_timestamp, last_commit, next_txn_id, stage_sequence) "
         "VALUES (1, ?, ?, 1, 0)",
         (begun, begun),
     )

@@ -114,7 +114,7 @@ def replace(cur: apsw.Cursor, failed: Mapping[Key, str], after: Timestamp, upto:
         )
     if before.keys() != failed.keys():
         # Whoever is about to write looks at the catalog again.
-        cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+        cur.execute("UPDATE clock_row SET catalog_version = catalog_version + 1")
         extents.hold(cur, [f"{_FOLDERS[kind]}/{id}" for kind, id in failed])
     if not failed:
         return
@@ -158,7 +158,7 @@ def give_up(cur: apsw.Cursor, key: Key) -> None:
                 (stamp, *key),
             )
     # All processes read again what they have of the part.
-    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+    cur.execute("UPDATE clock_row SET catalog_version = catalog_version + 1")
 
 
 def _log(cur: apsw.Cursor) -> list[tuple[int, list[Section]]]:

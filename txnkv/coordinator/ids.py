@@ -12,6 +12,9 @@ they grow in commit order, and a reader that sees `last_commit` = T in status.db
 commit at or below T there too. A snapshot above `last_commit` first raises the stored clock
 past itself: no later commit can then appear inside it.
 
+A commit of the log does not write the row of the clock, for it is there to be seen itself: `clock`
+is a view of both, and a flush raises the row before what it has flushed is trimmed.
+
 Timestamps go on from the last one, however far ahead of the wall clock it is: a clock that went
 ahead and came back costs nothing but the names of snapshots by time, and versions that are kept
 until the wall clock has passed them. A wall clock more than `MAX_JUMP` ahead of the last timestamp
@@ -179,7 +182,7 @@ def next_timestamp(cur: apsw.Cursor) -> Timestamp:
     """
     (last,) = one(cur, "SELECT last_timestamp FROM clock")
     stamp = following(last)
-    cur.execute("UPDATE clock SET last_timestamp = ?", (stamp,))
+    cur.execute("UPDATE clock_row SET last_timestamp = ?", (stamp,))
     return stamp
 
 
@@ -190,7 +193,13 @@ def latest_snapshot(cur: apsw.Cursor) -> Timestamp:
 
 def raise_clock(cur: apsw.Cursor, past: Timestamp) -> None:
     """No timestamp at or below `past` is given from now on. Inside a write transaction."""
-    cur.execute("UPDATE clock SET last_timestamp = max(last_timestamp, ?)", (past,))
+    cur.execute("UPDATE clock_row SET last_timestamp = max(last_timestamp, ?)", (past,))
+
+
+def reach(cur: apsw.Cursor, commit_ts: Timestamp) -> None:
+    """The latest snapshot is at `commit_ts` or later from now on. Inside a write transaction."""
+    raise_clock(cur, commit_ts)
+    cur.execute("UPDATE clock_row SET last_commit = max(last_commit, ?)", (commit_ts,))
 
 
 RANGE: Final = 1024
@@ -278,7 +287,7 @@ class IdRanges:
         with self._store.status.write() as cur:
             self.record(cur)
             (first,) = one(cur, "SELECT next_txn_id FROM clock")
-            cur.execute("UPDATE clock SET next_txn_id = ?", (first + RANGE,))
+            cur.execute("UPDATE clock_row SET next_txn_id = ?", (first + RANGE,))
             cur.execute(
                 "INSERT INTO id_ranges (first, last, least_live, owner_slot, owner_start) "
                 "VALUES (?, ?, ?, ?, ?)",

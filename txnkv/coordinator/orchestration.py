@@ -43,7 +43,7 @@ import apsw
 from txnkv.coordinator import jobs, partition_locks, status_table
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
-from txnkv.coordinator.ids import Timestamp, TxnId, next_timestamp
+from txnkv.coordinator.ids import Timestamp, TxnId, next_timestamp, reach
 from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     AckConflictError,
@@ -454,6 +454,5 @@ class Orchestrator:
 
 
 def _note_commit(cur: apsw.Cursor, commit_ts: Timestamp) -> None:
-    cur.execute(
-        "UPDATE clock SET last_commit = ?, manifest_version = manifest_version + 1", (commit_ts,)
-    )
+    reach(cur, commit_ts)
+    cur.execute("UPDATE clock_row SET manifest_version = manifest_version + 1")

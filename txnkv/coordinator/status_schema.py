@@ -9,7 +9,7 @@ import apsw
 from txnkv.errors import CorruptionError
 from txnkv.storage import extents
 
-_HELD_UNTIL_6 = """
+UPGRADE_4_TO_5 = """
 CREATE TABLE held_parts (               -- damaged: no flush can write to them
     kind        INTEGER NOT NULL,       -- as in payloads
     id          INTEGER NOT NULL,
@@ -26,13 +26,13 @@ CREATE TABLE held_sections (            -- of small commits that are flushed els
 );
 """
 
-_HELD_FROM_7 = """
+UPGRADE_6_TO_7 = """
 ALTER TABLE held_sections ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE held_sections ADD COLUMN offsets INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE held_sections ADD COLUMN crc INTEGER;  -- NULL: from before version 7
 """
 
-_APPLICATIONS = """
+UPGRADE_3_TO_4 = """
 CREATE TABLE applications (             -- their last version that is committed
     app_id      TEXT    PRIMARY KEY,
     version     INTEGER NOT NULL,
@@ -55,6 +55,14 @@ CREATE TABLE named_transactions (       -- each with one job, for who finds it b
 CREATE INDEX named_by_transaction ON named_transactions (txn_id);
 """
 
+_CLOCK = """
+CREATE VIEW clock AS                    -- a commit of the log moves it by being there
+    SELECT next_txn_id, stage_sequence, manifest_version, flushed_ts, history_floor,
+        catalog_version, max(last_timestamp, logged) AS last_timestamp,
+        max(last_commit, logged) AS last_commit
+    FROM clock_row, (SELECT coalesce(max(commit_ts), 0) AS logged FROM commit_log);
+"""
+
 SCHEMA = (
     """
 CREATE TABLE store (
@@ -62,10 +70,10 @@ CREATE TABLE store (
     tcid        INTEGER NOT NULL,
     token_key   BLOB    NOT NULL
 );
-CREATE TABLE clock (
+CREATE TABLE clock_row (                -- read as `clock`
     id              INTEGER PRIMARY KEY CHECK (id = 1),
-    last_timestamp  INTEGER NOT NULL,   -- no timestamp at or below is given again
-    last_commit     INTEGER NOT NULL,   -- the latest snapshot
+    last_timestamp  INTEGER NOT NULL,   -- no timestamp at or below is given again; both are as
+    last_commit     INTEGER NOT NULL,   -- high as what was trimmed of the log: the latest snapshot
     next_txn_id     INTEGER NOT NULL,
     stage_sequence  INTEGER NOT NULL,
     manifest_version INTEGER NOT NULL DEFAULT 1,  -- of all lists of row sets and their deletes
@@ -137,19 +145,16 @@ CREATE TABLE lease (
     renewed     INTEGER NOT NULL        -- monotonic microseconds
 );
 """
-    + _APPLICATIONS
-    + _HELD_UNTIL_6
-    + _HELD_FROM_7
+    + UPGRADE_3_TO_4
+    + UPGRADE_4_TO_5
+    + UPGRADE_6_TO_7
     + extents.SCHEMA
+    + _CLOCK
 )
 
-UPGRADE_6_TO_7 = _HELD_FROM_7
+UPGRADE_8_TO_9 = "ALTER TABLE clock RENAME TO clock_row;" + _CLOCK
 
 UPGRADE_5_TO_6 = extents.SCHEMA
-
-UPGRADE_4_TO_5 = _HELD_UNTIL_6
-
-UPGRADE_3_TO_4 = _APPLICATIONS
 
 UPGRADE_1_TO_2 = """
 ALTER TABLE clock ADD COLUMN manifest_version INTEGER NOT NULL DEFAULT 1;

@@ -41,8 +41,8 @@ from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundE
 from txnkv.storage.faults import declare_fault_point, fault_point
 
 FORMAT_NAME = "txnkv"
-FORMAT_VERSION = 9
-OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6, 7, 8})
+FORMAT_VERSION = 10
+OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9})
 """Versions that are brought up to this one when a store is opened to write."""
 FIRST_WITH_EXTENTS = 6
 """The first version that keeps how far environments were written."""

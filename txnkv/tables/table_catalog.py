@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload
+from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload, reach
 from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError, TxnkvError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import IndexInfo, Schema
@@ -209,7 +209,7 @@ def alter(
         "UPDATE tables SET name = ?, schema = ?, schema_since = ?, older_schemas = ? WHERE id = ?",
         (name, schema, now, json.dumps(older), table.id),
     )
-    cur.execute("UPDATE clock SET last_commit = ?", (now,))
+    reach(cur, now)
     bump(cur)
     return _known(by_id(cur, table.id))
 
@@ -282,7 +282,7 @@ def let_go(cur: apsw.Cursor, now: Timestamp) -> None:
 
 def bump(cur: apsw.Cursor) -> None:
     """A new catalog version: what is remembered of the catalog is to be read again."""
-    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+    cur.execute("UPDATE clock_row SET catalog_version = catalog_version + 1")
 
 
 def find(cur: apsw.Cursor, name: str) -> TableInfo | None:

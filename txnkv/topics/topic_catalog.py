@@ -404,7 +404,7 @@ def drop(cur: apsw.Cursor, topic: TopicInfo) -> None:
 
 def bump(cur: apsw.Cursor) -> None:
     """A new catalog version: what is remembered of the catalog is to be read again."""
-    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+    cur.execute("UPDATE clock_row SET catalog_version = catalog_version + 1")
 
 
 def find(cur: apsw.Cursor, name: str) -> TopicInfo | None:

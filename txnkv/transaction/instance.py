@@ -169,6 +169,7 @@ def acquire(
                     status_schema.UPGRADE_5_TO_6,
                     status_schema.UPGRADE_6_TO_7,
                     table_catalog.UPGRADE_7_TO_8,
+                    status_schema.UPGRADE_8_TO_9,
                 ],
                 cache_bytes=cache_bytes,
             )

@@ -108,10 +108,7 @@ def floor(tables: Tables) -> Timestamp:
         (stored,) = one(cur, "SELECT history_floor FROM clock")
     if wanted > stored:
         with store.status.write() as cur:
-            cur.execute(
-                "UPDATE clock SET history_floor = max(history_floor, min(?, last_commit))",
-                (wanted,),
-            )
+            cur.execute("UPDATE clock_row SET history_floor = max(history_floor, ?)", (wanted,))
         fault_point("history.raised")
     with store.status.read() as cur:
         (stored,) = one(cur, "SELECT history_floor FROM clock")

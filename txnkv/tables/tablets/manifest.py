@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import Timestamp, TxnState, jobs, one, payload, status_table
+from txnkv.coordinator import Timestamp, TxnState, jobs, one, payload, reach, status_table
 
 WRITING: Final = 0
 STAGED: Final = 1
@@ -243,7 +243,7 @@ def forget_replaced(cur: apsw.Cursor) -> None:
 
 def next_sequence(cur: apsw.Cursor) -> int:
     (value,) = one(
-        cur, "UPDATE clock SET stage_sequence = stage_sequence + 1 RETURNING stage_sequence"
+        cur, "UPDATE clock_row SET stage_sequence = stage_sequence + 1 RETURNING stage_sequence"
     )
     return int(value)
 
@@ -400,7 +400,8 @@ def finalize(
 def bump(cur: apsw.Cursor) -> int:
     """A new manifest version: what is committed, where it lies or what of it is deleted changed."""
     (version,) = one(
-        cur, "UPDATE clock SET manifest_version = manifest_version + 1 RETURNING manifest_version"
+        cur,
+        "UPDATE clock_row SET manifest_version = manifest_version + 1 RETURNING manifest_version",
     )
     return int(version)
 
@@ -413,7 +414,8 @@ def flushed(cur: apsw.Cursor) -> Timestamp:
 
 def set_flushed(cur: apsw.Cursor, stamp: Timestamp) -> None:
     """Small commits at or below `stamp` are in row sets from now on; never goes back."""
-    cur.execute("UPDATE clock SET flushed_ts = max(flushed_ts, ?)", (stamp,))
+    reach(cur, stamp)  # what is trimmed is at or below it, and no longer tells the last commit
+    cur.execute("UPDATE clock_row SET flushed_ts = max(flushed_ts, ?)", (stamp,))
 
 
 def claim_maintenance(cur: apsw.Cursor, tablet_id: int, who: str) -> int:

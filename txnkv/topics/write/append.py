@@ -37,7 +37,7 @@ from typing import NamedTuple, TypeAlias
 import apsw
 import lmdb
 
-from txnkv.coordinator import EPOCH, TxnRow, next_timestamp, status_table
+from txnkv.coordinator import EPOCH, TxnRow, next_timestamp, reach, status_table
 from txnkv.coordinator import PARTITION as KIND
 from txnkv.core import ControlType, encode_control, place, place_here, read_header, walk
 from txnkv.storage import GATE, clock, declare_fault_point, fault_point
@@ -223,7 +223,7 @@ def append_alone(
 
     def commit(cur: apsw.Cursor) -> _Admitted:
         stamps.append(next_timestamp(cur))
-        cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
+        reach(cur, stamps[-1])
         return _Admitted(stamps[-1], first=False)
 
     _append(topics, partition, _runs(batches), place, commit, attempt or AppendAttempt(), 0)

@@ -59,7 +59,7 @@ from typing import Final, NamedTuple
 import apsw
 import lmdb
 
-from txnkv.coordinator import DAMAGE, EPOCH, Key, Timestamp, held, one, payload
+from txnkv.coordinator import DAMAGE, EPOCH, Key, Timestamp, held, one, payload, reach
 from txnkv.core import ControlType, encode_control, place, walk
 from txnkv.errors import (
     CorruptionError,
@@ -468,10 +468,5 @@ def _regain(cur: apsw.Cursor, partition: Partition) -> None:
     if end <= given:
         return
     topic_catalog.take_offsets(cur, partition.id, end - given)
-    stamp = max((entry.commit_ts for entry in commits), default=0)
-    cur.execute(
-        "UPDATE clock SET last_timestamp = max(last_timestamp, :stamp), "
-        "last_commit = max(last_commit, :stamp)",
-        {"stamp": stamp},
-    )
+    reach(cur, Timestamp(max((entry.commit_ts for entry in commits), default=0)))
     _LOG.warning("%s: %d messages outlived their offsets", partition.label, end - given)
