@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.tables.read.scan import Plan
 from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema(
@@ -94,6 +97,26 @@ def test_ordered_scan_merges_overlapping_row_sets(many: txnkv.Table) -> None:
 def test_unordered_scan_has_each_row_once(many: txnkv.Table) -> None:
     found = many.scan().to_arrow().sort_by("k")
     assert same(found, *range(100))
+
+
+def test_blocks_are_read_ahead_by_threads_in_key_order_too(
+    client: txnkv.Client, put: Any, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = client.create_table("many", SCHEMA)
+    put(table, rows(*range(100)))
+    threads, read = [], Plan._read
+
+    def told(self: Plan, unit: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        time.sleep(0.003 * (len(threads) % 3))  # not in the order in which they began
+        return read(self, unit)
+
+    monkeypatch.setattr(Plan, "_read", told)
+    assert same(table.scan(ordered=True).to_arrow(), *range(100))
+    assert sum(name.startswith("txnkv-scan") for name in threads) > 8
+    threads.clear()
+    assert same(table.scan(ordered=True, limit=3).to_arrow(), 0, 1, 2)
+    assert len(threads) <= 1, "a few rows need no more than their block"
 
 
 @pytest.mark.parametrize("ordered", [False, True])

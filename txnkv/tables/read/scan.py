@@ -70,8 +70,11 @@ class Plan:
 
     def batches(self, threads: int = 1) -> Iterator[pa.RecordBatch]:
         """The rows. With `threads` above 1 blocks are read ahead."""
-        source = self._ordered() if self.ordered else self._unordered(threads)
         left = self.limit
+        if self.ordered:  # a limit is mostly a few of the first rows
+            source = self._ordered(threads if left is None else 1)
+        else:
+            source = self._in_turn(self.parts, threads)
         for batch in source:
             go_on()
             if left is None:
@@ -82,16 +85,17 @@ class Plan:
             yield batch.slice(0, left) if batch.num_rows > left else batch
             left -= batch.num_rows
 
-    def _unordered(self, threads: int) -> Iterator[pa.RecordBatch]:
-        if threads <= 1 or sum(part.blocks for part in self.parts) <= _AHEAD:
-            for unit in self.units(self.parts):
+    def _in_turn(self, parts: Sequence[Source], threads: int) -> Iterator[pa.RecordBatch]:
+        """The rows of parts one after the other, in the order of each."""
+        if threads <= 1 or sum(part.blocks for part in parts) <= _AHEAD:
+            for unit in self.units(parts):
                 batch = self._read(unit)
                 if batch is not None:
                     yield batch
             return
         with ThreadPoolExecutor(threads, thread_name_prefix="txnkv-scan") as pool:
             waiting: deque[Future[pa.RecordBatch | None]] = deque()
-            for unit in self.units(self.parts):
+            for unit in self.units(parts):
                 waiting.append(pool.submit(self._read, unit))
                 if len(waiting) > _AHEAD:
                     batch = waiting.popleft().result()
@@ -161,13 +165,10 @@ class Plan:
 
     # -- key order ---------------------------------------------------------------------
 
-    def _ordered(self) -> Iterator[pa.RecordBatch]:
+    def _ordered(self, threads: int) -> Iterator[pa.RecordBatch]:
         for cluster in clusters(self.parts):
             if len(cluster) == 1:
-                for unit in self.units(cluster):
-                    batch = self._read(unit)
-                    if batch is not None:
-                        yield batch
+                yield from self._in_turn(cluster, threads)
             else:
                 yield from self._merged(cluster)
 
