@@ -10,13 +10,14 @@ import filecmp
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import lmdb
 import pytest
 
 from tools.powerloss.disk import MODELS, Disk, Model
-from tools.powerloss.log import Log
+from tools.powerloss.log import DURABLE, Kind, Log, Operation
 from tools.powerloss.recording import Recording, RunFailedError
 from tools.powerloss.states import PAGE, SECTOR, States
 
@@ -383,3 +384,27 @@ def test_lmdb(sync: str, lost: bool, new_recording: Recordings, tmp_path: Path) 
     recording = new_recording("run")
     log = recording.run(LMDB, sync)
     assert loses(recording, log, entries, "ordered", tmp_path) == lost
+
+
+def test_a_file_that_is_opened_before_its_rename_has_told_of_its_end(tmp_path: Path) -> None:
+    """On a busy machine: its first half was lost in every state, as if another file was there."""
+
+    def op(kind: Kind, begin: int, end: int, path: str = "", **more: Any) -> Operation:
+        given = {"flags": 0, "inode": 7, "offset": 0, "data": b"", "other": "", **more}
+        return Operation(kind=kind, begin=begin, end=end, path=path, **given)
+
+    log = Log(
+        [
+            op(Kind.OPEN, 0, 1, "/root/new"),
+            op(Kind.WRITE, 2, 3, data=b"one", flags=DURABLE),
+            op(Kind.RENAME, 4, 11, "/root/new", other="/root/data"),
+            op(Kind.OPEN, 5, 6, "/root/data"),
+            op(Kind.WRITE, 7, 8, data=b"two", offset=3, flags=DURABLE),
+            op(Kind.SYNC, 12, 13, "/root"),
+        ],
+        14,
+    )
+    for model in MODELS:
+        States(Disk(log, "/root"), is_volatile).write(tmp_path / model, 14, 0, model)
+        assert (tmp_path / model / "data").read_bytes() == b"onetwo"
+        assert not (tmp_path / model / "new").exists()

@@ -133,6 +133,7 @@ class Disk:
         self._path = root.rstrip("/")
         self._nodes: dict[int, Node] = {}
         self._journal = _Journal()
+        self._moves = [op for op in log.operations if op.kind in (Kind.RENAME, Kind.LINK)]
         for op in sorted(log.operations, key=_moment):
             self._follow(op)
         self._find_durable()
@@ -161,7 +162,7 @@ class Disk:
             self._change(op, [(folder, name, self._new(op.inode, Folder()))])
         elif op.kind is Kind.OPEN:
             found = folder.now.get(name)
-            if found is None:
+            if found is None and not self._is_moving(op):
                 self._change(op, [(folder, name, self._new(op.inode, File()))])
             elif op.flags & TRUNCATES:
                 self._truncate(op, 0)
@@ -170,6 +171,13 @@ class Disk:
             goal = (*self._place(op.other), node)
             gone: list[tuple[Folder, str, Node | None]] = [(folder, name, None)]
             self._change(op, [*(gone if op.kind is Kind.RENAME else []), goal])
+
+    def _is_moving(self, op: Operation) -> bool:
+        """The file that was opened has its name by a rename that has not told of its end yet."""
+        return any(
+            move.inode == op.inode and move.other == op.path and move.begin < op.end < move.end
+            for move in self._moves
+        )
 
     def _change(self, op: Operation, names: list[tuple[Folder, str, Node | None]]) -> None:
         self.changes.append(Change(op.begin, op.end, names))
