@@ -85,7 +85,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_248, "server": 1_339,
-    "topics": 11_792, "tables": 9_182, "storage": 4_151, "cli": 4_751, "coordinator": 3_058,
+    "topics": 11_798, "tables": 9_182, "storage": 4_151, "cli": 4_767, "coordinator": 3_058,
     "transaction": 3_217, "core": 3_295, "spark": 2_252, "client": 3_514, "aio": 543,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

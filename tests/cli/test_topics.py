@@ -103,6 +103,22 @@ def test_a_topic_that_is_made_with_retention(store, run):
     assert "and what is not acknowledged" in run("topics", store, "t").out
 
 
+def test_a_topic_that_keeps_the_last_message_of_each_key(store, run):
+    made = ("--cleanup", "compact", "--tombstone-seconds", 60, "--segment-bytes", 1000)
+    run("topics", "create", store, "t", *made, "--segment-seconds", 3600)
+    found = run("topics", store, "t", "--json").json
+    assert (found["cleanup"], found["tombstone_seconds"]) == ("compact", 60)
+    assert "keeps everything, the last message of each key" in run("topics", store, "t").out
+    run("produce", store, "t", "--key-separator", ":", input="a:1\nb:2\na:3\n")
+    assert "left out 1 message that others hide" in run("compact", store).out
+    assert run("consume", store, "t").out == "2\n3\n"
+    with txnkv.connect(store) as client:
+        options = client.topic("t").info.options
+        assert (options.segment_bytes, options.segment_seconds) == (1000, 3600)
+    altered = run("topics", "alter", store, "t", "--cleanup", "delete", "--tombstone-seconds", 5)
+    assert "delete" in altered.out
+
+
 def test_many_lines_over_partitions(store, run):
     lines = [f"{i} {'x' * (i % 50)}" for i in range(60_000)]
     run("produce", store, "t", "--partitions", 3, input="\n".join(lines))

@@ -237,6 +237,37 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _kept_options(text: Callable[[str], str]) -> list[Callable[..., Any]]:
+    """The options of how a log is cut and compacted; `text` makes their help."""
+    return [
+        click.option(
+            "--cleanup",
+            type=click.Choice(["delete", "compact"]),
+            default="delete",
+            show_default=True,
+            help=text("compact: the last message of a key stays."),
+        ),
+        click.option(
+            "--tombstone-seconds",
+            type=click.FloatRange(min=0),
+            default=86400.0,
+            help=text("compacted: a message without a value may go then."),
+        ),
+        click.option(
+            "--segment-bytes",
+            type=click.IntRange(min=1),
+            default=64 << 20,
+            help=text("of a part of the log; retention takes whole ones."),
+        ),
+        click.option(
+            "--segment-seconds",
+            type=click.FloatRange(min=0, min_open=True),
+            default=604800.0,
+            help=text("of a part of the log, at most."),
+        ),
+    ]
+
+
 def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of a topic to be made, which `topic_arguments` takes; help begins with `of`."""
 
@@ -271,19 +302,7 @@ def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             is_flag=True,
             help=text("what a subscription has not acknowledged stays."),
         ),
-        click.option(
-            "--cleanup",
-            type=click.Choice(["delete", "compact"]),
-            default="delete",
-            show_default=True,
-            help=text("compact: the last message of a key stays."),
-        ),
-        click.option(
-            "--tombstone-seconds",
-            type=click.FloatRange(min=0),
-            default=86400.0,
-            help=text("compacted: a message without a value may go then."),
-        ),
+        *_kept_options(text),
         click.option(
             "--value-schema",
             metavar="COLUMNS",

@@ -137,6 +137,9 @@ class Rewritten(NamedTuple):
     pieces: int = 0
 
 
+_NOT_REWRITTEN: Final = Rewritten()
+
+
 class StoredOpenTxns:
     """The open transactions of a log inside an LMDB transaction."""
 
@@ -374,10 +377,12 @@ class LogParts:
 
     def rewritten(self) -> Rewritten:
         """The record of key compaction; one that is damaged says that nothing was looked at."""
-        found = bytes(self.txn.get(_REWRITTEN, b"", db=self._db(STATE)))
-        body = found[_CRC.size :]
+        found = self.txn.get(_REWRITTEN, db=self._db(STATE))
+        if found is None:
+            return _NOT_REWRITTEN
+        body = bytes(found)[_CRC.size :]
         if len(body) != _LOOKED.size or crc32c(body) != _CRC.unpack_from(found)[0]:
-            return Rewritten()
+            return _NOT_REWRITTEN
         return Rewritten(*_LOOKED.unpack(body))
 
     def store_rewritten(self, rewritten: Rewritten) -> None:

@@ -183,7 +183,10 @@ class PartitionLog:
 
     def rewritten(self, txn: lmdb.Transaction) -> Rewritten:
         """The record of key compaction."""
-        return Rewritten() if self.state(txn) is _EMPTY else self._of(txn).rewritten()
+        try:
+            return self._of(txn).rewritten()
+        except KeyError:  # as of `state`
+            return Rewritten()
 
     def note_rewritten(self, txn: lmdb.Transaction, upto: int) -> None:
         """Note that key compaction has looked at all below an offset."""
