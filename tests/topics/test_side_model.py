@@ -15,7 +15,7 @@ from tests.topics.log_tools import LogOptions
 from tests.topics.side_tools import SideLog
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.faults import arm, disarm
-from txnkv.topics.messages import gathered
+from txnkv.topics.log import gathered
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.sidecar.side_store import SideState
 
@@ -165,7 +165,7 @@ def die() -> None:
 
 def test_gathered() -> None:
     parts = [bytes(n) for n in (10, 20, 70_000, 5, 65_000, 600)]
-    chunks = list(gathered(parts, 65_536))
+    chunks = list(gathered(parts))
     assert [list(map(len, chunk)) for chunk in chunks] == [[10, 20], [70_000], [5, 65_000], [600]]
 
 

@@ -29,6 +29,7 @@ from txnkv.errors import (
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
+from txnkv.topics.log import gathered
 from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
@@ -224,7 +225,7 @@ class Outbox:
         """
         for id, kept in list(self._partitions.items()):
             batches = _encoded(kept.topic, kept.lots, row.txn_id, decided=False)
-            some = chunking.gathered(batches, _APPEND_BYTES)
+            some = gathered(batches, _APPEND_BYTES)
             kept.portions += [_Portion(each, AppendAttempt()) for each in some]
             kept.lots = []
             partition = self._topics.partition(id)

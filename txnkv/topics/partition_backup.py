@@ -57,7 +57,16 @@ from txnkv.storage import (
 )
 from txnkv.topics import subscription_catalog, topic_catalog
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.log import DATABASES, KEY, LOG, LogOptions, PartitionLog, Segment, position_of
+from txnkv.topics.log import (
+    DATABASES,
+    KEY,
+    LOG,
+    LogOptions,
+    PartitionLog,
+    Segment,
+    gathered,
+    position_of,
+)
 from txnkv.topics.messages import chunking
 from txnkv.topics.read import READ_BYTES, bounds, pinned_range
 from txnkv.topics.sidecar import (
@@ -322,7 +331,7 @@ def restore_messages(
     made = _LogOfMessages(partition, start, end, latest)
     log, environment = partition.log, partition.environment
     environment.write(lambda txn: log.advance_start(txn, start))
-    for some in chunking.gathered(made.batches(messages), _PUT_BYTES):
+    for some in gathered(made.batches(messages), _PUT_BYTES):
         environment.write(partial(log.put, batches=some))
     with topics.store.status.write() as cur:
         cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (end, partition.id))

@@ -20,6 +20,7 @@ from txnkv.topics.log.log_chunks import (
     behind,
     damaged,
     first_length,
+    gathered,
     is_side_list,
     next_offset,
     pack_runs,

@@ -23,7 +23,7 @@ message in the transaction, from 0: the message's offset is the marker's first o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import lmdb
@@ -49,6 +49,20 @@ KEY: Final = struct.Struct(">Q")
 _PLACE: Final = struct.Struct("<Q12xI4xI")  # base offset, length, count
 _ATTRIBUTES: Final = struct.Struct("<H")
 _CONTROL: Final = struct.Struct("<HH")
+
+
+def gathered(batches: Iterable[Any], most: int = CHUNK_BYTES) -> Iterator[list[Any]]:
+    """Batches in lists of together at most so many bytes, or of a single one."""
+    some: list[Any] = []
+    size = 0
+    for batch in batches:
+        if some and size + len(batch) > most:
+            yield some
+            some, size = [], 0
+        some.append(batch)
+        size += len(batch)
+    if some:
+        yield some
 
 
 def damaged(offset: int) -> CorruptionError:

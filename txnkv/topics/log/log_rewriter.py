@@ -48,7 +48,7 @@ from txnkv.core import (
 )
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, declare_fault_point, fault_point
-from txnkv.topics.log.log_chunks import CHUNK_BYTES, KEY, base_at, delete_range
+from txnkv.topics.log.log_chunks import KEY, base_at, delete_range, gathered
 from txnkv.topics.log.log_state import LogParts
 from txnkv.topics.log.log_writer import counted_segment, walked
 from txnkv.topics.log.partition_state import CONTROL, MemoryOpenTxns, PartitionState
@@ -321,20 +321,6 @@ class LogPiece(NamedTuple):
         rewritten = parts.rewritten()
         parts.store_rewritten(rewritten._replace(pieces=rewritten.pieces + 1))
         fault_point("log.rewritten")
-
-
-def gathered(batches: Iterable[Any]) -> Iterator[list[Any]]:
-    """Batches as chunks have them."""
-    some: list[Any] = []
-    size = 0
-    for batch in batches:
-        if some and size + len(batch) > CHUNK_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(batch)
-        size += len(batch)
-    if some:
-        yield some
 
 
 def _require_intact(chunk: Any, at: int) -> None:

@@ -7,7 +7,7 @@ values          values that are rows of declared columns
 """
 
 from txnkv.topics.messages import chunking, message_input, values
-from txnkv.topics.messages.chunking import Reassembly, gathered
+from txnkv.topics.messages.chunking import Reassembly
 from txnkv.topics.messages.message import (
     DELIVER_AT,
     Message,

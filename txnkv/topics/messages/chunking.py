@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,20 +54,6 @@ def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, C
         yield from _pieces(messages.slice(row, 1), most)
         at = row + 1
     yield from runs(messages.slice(at), most)
-
-
-def gathered(batches: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
-    """Batches in lists of together at most so many bytes, or of a single one."""
-    some: list[bytes] = []
-    size = 0
-    for batch in batches:
-        if some and size + len(batch) > most:
-            yield some
-            some, size = [], 0
-        some.append(batch)
-        size += len(batch)
-    if some:
-        yield some
 
 
 def fit(size: int, rows: int, most: int) -> bool:

@@ -61,8 +61,7 @@ from txnkv.storage import (
     make_private_directory,
     sync_directory,
 )
-from txnkv.topics.log import CHUNK_BYTES, OWN, SHARED, SideRun
-from txnkv.topics.messages import gathered
+from txnkv.topics.log import OWN, SHARED, SideRun, gathered
 
 _KEY: Final = struct.Struct(">QQ")
 _ATTRIBUTES: Final = struct.Struct("<H")
@@ -143,7 +142,7 @@ class SideChunks:
         wrote counted.
         """
         self.delete(txn_id, index, None)
-        for chunk in gathered(batches, CHUNK_BYTES):
+        for chunk in gathered(batches):
             self._txn.put(chunk_key(txn_id, index), b"".join(chunk), db=self._db)
             index += sum(read_header(batch).count for batch in chunk)
         return index

@@ -22,8 +22,7 @@ import lmdb
 
 from txnkv.core import ControlType, encode_control, place
 from txnkv.storage import Environment, StaleHandleError, declare_fault_point, fault_point
-from txnkv.topics.log import CHUNK_BYTES, PartitionLog, pack_runs
-from txnkv.topics.messages import gathered
+from txnkv.topics.log import PartitionLog, gathered, pack_runs
 from txnkv.topics.sidecar.side_store import (
     SIDE,
     OwnLogs,
@@ -237,7 +236,7 @@ class SideSweep:
             placed.append(place(chunk, side.marker_offset + at, side.commit_ts))
             moved += len(chunk)
         rest = side._replace(moved=upto, shared_bytes=side.shared_bytes - moved)
-        batches = [b"".join(each) for each in gathered(placed, CHUNK_BYTES)]
+        batches = [b"".join(each) for each in gathered(placed)]
         if upto < side.count:
             batches.append(_marker(txn_id, rest))
         self._log.replace(txn, side.marker_offset + side.moved, batches)

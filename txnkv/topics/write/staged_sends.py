@@ -50,6 +50,7 @@ from txnkv.errors import (
     TxnNotFoundError,
 )
 from txnkv.storage import boot_id, declare_fault_point, fault_point, new_event
+from txnkv.topics.log import gathered
 from txnkv.topics.messages import chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
@@ -291,7 +292,7 @@ def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[l
         )
         for part, chunk in chunking.cut(messages, topic.options.max_message_bytes)
     )
-    return list(chunking.gathered(batches, FRAME_BYTES))
+    return list(gathered(batches, FRAME_BYTES))
 
 
 APPEND_BYTES: Final = 16 << 20
