@@ -40,6 +40,7 @@ from txnkv.topics import retention
 from txnkv.topics.log import next_offset
 from txnkv.topics.messages import now_micros
 from txnkv.topics.read import OffsetReader
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
 
@@ -79,16 +80,20 @@ def compact_all(
 ) -> HiddenLeftOut:
     """Compact every topic of a store that is to be; see `compact`."""
     done = HiddenLeftOut()
-    for name in topics.names():
-        topic = topics.find(name)
-        if topic is not None and topic.options.cleanup == "compact":
-            topics.partitions(topic)  # they have its options from here on
-            topics.each(
-                topic.partitions,
-                "compaction",
-                lambda partition: done.add(compact(topics, partition, check, force=force)),
-            )
+    for topic in compacted(topics):
+        topics.partitions(topic)  # they have its options from here on
+        topics.each(
+            topic.partitions,
+            "compaction",
+            lambda partition: done.add(compact(topics, partition, check, force=force)),
+        )
     return done
+
+
+def compacted(topics: Topics) -> list[TopicInfo]:
+    """Return the topics that are to be compacted."""
+    found = [topics.find(name) for name in topics.names()]
+    return [each for each in found if each is not None and each.options.cleanup == "compact"]
 
 
 def compact(

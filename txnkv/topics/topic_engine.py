@@ -379,7 +379,11 @@ class TopicEngine(Topics):
                 self.each(ids, "its side logs", sweep)
 
     def compact(self) -> key_compaction.HiddenLeftOut:
-        """Compact all topics that are to be, as far as they are decided."""
+        """Compact all topics that are to be, as far as they are decided; behind a backup, if there
+        are some.
+        """
+        if not key_compaction.compacted(self):
+            return key_compaction.HiddenLeftOut()
         with self.store.log_cuts():
             return key_compaction.compact_all(self, force=True)
 
