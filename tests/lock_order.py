@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,10 @@ def watch() -> None:
     """Have all locks of txnkv watched."""
     assert "txnkv" not in sys.modules, "locks are made while txnkv is imported: watch before"
     locks = _loaded("locks")
-    made = locks._made
+    made, forget = locks._made, locks._forget
 
     def keep(lock: Any) -> Any:
-        made.add(lock)
+        made.add(weakref.ref(lock, forget))
         return lock
 
     locks.new_lock = lambda: keep(_Watched(threading.Lock(), _kind()))
@@ -66,7 +67,7 @@ def watch() -> None:
     locks.new_condition = lambda lock=None: keep(_Condition(lock or locks.new_lock(), _kind()))
     locks.new_event = lambda: keep(_Event(_kind()))
     locks.new_baton = lambda: _Baton(_kind())
-    locks._RLOCK = _WatchedAgain
+    locks.RLock = _WatchedAgain
     _watch_gates(locks.SharedGate)
 
 

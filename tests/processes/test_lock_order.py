@@ -141,7 +141,7 @@ def run(code: str, *args: Path) -> str:
         [sys.executable, "-c", code, *map(str, args)],
         capture_output=True, text=True, timeout=5 * PATIENCE, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
