@@ -229,7 +229,6 @@ PLANS: Final[dict[str, Plan]] = {
     "compaction.marked": Plan(("hide",), every=1),
     "topic.truncated": Plan(("retain",)),
     "truncate.cut": Plan(("cut",), every=1),
-    "truncate.lowered": Plan(("cut",), every=1),
     "follow.put": Plan(("follow",), every=7),
     "follow.offset": Plan(("follow",), every=1),
     "follow.cut": Plan(("follow",), every=1),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from tools.topic_contents import partitions, raw, values
+from tools.topic_contents import partitions, raw, stored, values
 from tools.topic_writing import Writer
 from txnkv.client.producer import Producer
 from txnkv.client.replica import replicate
@@ -130,7 +130,7 @@ def cut(say: Say, path: str) -> None:
     """Write and truncate, several times, the end of transactions among it."""
     client = txnkv.connect(path, create=False)
     writer = Writer(client, TOPIC, options=TopicOptions(segment_bytes=800))
-    for round, offset in enumerate((4, 2, 5)):
+    for round, keep in enumerate((4, 2, 5)):
         for number in range(6):
             text = f"{round}.{number}"
             writer.small(text)
@@ -138,9 +138,10 @@ def cut(say: Say, path: str) -> None:
         txn = writer.begin()
         writer.append(txn, "aborted")
         writer.abort(txn)
-        say("cutting", offset)
-        writer.truncate(offset)
-        say("cut", offset)
+        say("cutting", keep)
+        there = [each.offset for each in stored(client, TOPIC) if each.values != [b"aborted"]]
+        writer.truncate(there[keep])
+        say("cut", keep)
 
 
 def examine_cut(client: txnkv.Client, said: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import apsw
+import lmdb
 import pyarrow as pa
 
 import txnkv
@@ -15,7 +16,7 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.topics import topic_catalog
+from txnkv.topics import delete_after, topic_catalog
 from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
@@ -93,9 +94,29 @@ class Writer:
         self.client.instance.coordinator.abort(row.txn_id, "as the scenario has it")
 
     def truncate(self, offset: int, number: int = 0) -> int:
-        """Cut the end of a partition off."""
+        """Cut the end of a partition off: an offset, and all behind it."""
         flush = self.client.instance.engine.flush
-        return roll_forward.truncate(self.engine, self.partitions[number], offset, flush)
+        return delete_after(self.engine, self.partitions[number], offset - 1, flush)
+
+    def lose(self, offset: int, number: int = 0) -> None:
+        """Lose the end of a partition, and that it was there, as a store that is put back."""
+        partition = self.partitions[number]
+        flush = self.client.instance.engine.flush
+        flush()
+        roll_forward.complete(self.engine, partition)
+
+        def cut(txn: lmdb.Transaction) -> int:
+            if partition.side is not None:
+                partition.side.truncate(txn, offset)
+            return partition.log.truncate(txn, offset)
+
+        end = partition.environment.write(cut)
+        with self.client.instance.store.status.write() as cur:
+            cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (end, partition.id))
+            cur.execute(
+                "DELETE FROM end_markers WHERE partition_id = ? AND first_offset >= ?",
+                (partition.id, end),
+            )
 
 
 def _batch(texts: Sequence[str], txn_id: int, *, decided: bool, timestamp: int | None) -> bytes:

@@ -359,6 +359,20 @@ def test_txn_list_tells_partitions_first_offsets_and_open_time(held, run):
     assert "txnkv txn abort" in shown
 
 
+def test_truncate_from_either_end(messages, run):
+    with txnkv.connect(messages) as client:
+        client.run(lambda txn: txn.send("events", b"d", partition=0))
+    told = run("topics", "truncate", messages, "events", "--after", 1, "-p", 0, "--yes", "--json")
+    assert told.json == {"name": "events", "ends": {"0": 3}}
+    assert run("consume", messages, "events", "-p", 0).out == "a\nb\n"
+    told = run("topics", "truncate", messages, "events", "--before", 1, "-p", 0, "--yes")
+    assert told.out == "events begins: partition 0 at 1\n"
+    assert run("consume", messages, "events", "-p", 0).out == "b\n"
+    told = run("topics", "truncate", messages, "events", "--after", -1, "-p", 1, "--yes")
+    assert told.out == "events ends: partition 1 at 1\n"
+    assert run("consume", messages, "events", "-p", 1).out == ""
+
+
 def test_txn_abort_ends_what_holds_back(messages, run, monkeypatch):
     monkeypatch.setattr(outbox, "MAX_BYTES", -1)
     with txnkv.connect(messages) as client:

@@ -31,7 +31,6 @@ from txnkv.storage.faults import FAULT_POINTS, arm, disarm
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import append
-from txnkv.topics.write.roll_forward import truncate
 
 PARTITIONS = 2
 KINDS = ("uncommitted", "committed", "commits", "whole")
@@ -281,17 +280,16 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.open)
     @rule(where=st.integers(0, PARTITIONS - 1), part=st.floats(0, 1))
     def truncate(self, where: int, part: float) -> None:
-        engine, partition = internals.topics(self.client), self.partition(where)
         reading = self.consumer("uncommitted", partitions=[where])
         held = []
         while messages := reading.poll(timeout=0):
             held += messages
         offset = int(part * self.topic.end_offsets()[where])
         try:
-            end = truncate(engine, partition, offset, internals.tables(self.client).flush)
-        except txnkv.InvalidTxnStateError:
-            return  # it would cut a transaction from its end
-        self.model.cut(where, {m.value for m in held if m.offset >= end})
+            self.topic.truncate(after={where: offset - 1})
+        except (txnkv.InvalidTxnStateError, txnkv.OffsetOutOfRangeError):
+            return  # it would cut a transaction from its end, or in pieces
+        self.model.cut(where, {m.value for m in held if m.offset >= offset})
         self.begin_reading()
 
     @rule(

@@ -318,6 +318,12 @@ p.send(b"late")
 e.truncate({0: 0})
 e.truncate({1: 1})
 e.truncate(-1)
+e.truncate()
+e.truncate({0: 0}, after={0: 0})
+e.truncate(after={0: "x"})
+e.truncate(after={0: 1000})
+e.truncate(after={0: -1})
+e.end_offsets()
 
 c.check().problems
 type(c.compact())

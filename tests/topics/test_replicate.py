@@ -199,12 +199,12 @@ def test_it_is_truncated_with_the_source(keep: int, source: Writer, dest: txnkv.
     for i in range(15):
         source.small(f"old {i}")
     copy(source, dest)
-    source.truncate(keep)
+    source.lose(keep)
     assert copy(source, dest).copied_bytes == 0
     agree(source, dest)
     for i in range(20):
         source.small(f"new {i}")
-    source.truncate(keep + 1)
+    source.lose(keep + 1)
     for i in range(15):
         source.small(f"newer {i}")
     copy(source, dest)
@@ -294,7 +294,7 @@ def test_a_side_log_topic_is_truncated_with_the_source(
     for i in range(6):
         source.small(f"old {i}")
     copy(source, dest)
-    source.truncate(3)
+    source.lose(3)
     for i in range(5):
         source.small(f"new {i}")
     copy(source, dest)
@@ -364,7 +364,7 @@ def test_killed_while_it_gives_up_what_the_source_has_not(
     for i in range(8):
         source.small(f"old {i}")
     copy(source, dest)
-    source.truncate(3)
+    source.lose(3)
     source.small("new")
     child = process(
         """

@@ -432,16 +432,17 @@ def test_truncation_takes_transactions_whole(
         sweep(client)
     reader = topic.consumer()
     assert [m.value for m in reader.poll(max_messages=10, timeout=0)] == expected[:10]
-    partition = partitions(client, NAME)[0]
-    flush = internals.tables(client).flush
-    assert roll_forward.truncate(internals.topics(client), partition, 100, flush) == 90
+    (end,) = topic.end_offsets().values()
+    with pytest.raises(OffsetOutOfRangeError, match=r"messages from 90 on .* Truncate after 89"):
+        topic.truncate(after=99)
+    assert topic.truncate(after=89) == {0: end}
     assert values(topic) == expected[:90]
     with client.transaction() as txn:
         for number in range(30):
             txn.send(topic, b"new %d" % number)
     sweep(client)
     assert values(topic) == [*expected[:90], *(b"new %d" % n for n in range(30))]
-    assert [m.offset for m in messages(topic)] == list(range(120))
+    assert [m.offset for m in messages(topic)] == [*range(90), *range(end, end + 30)]
 
 
 def test_an_open_transaction_outlives_a_truncation(
@@ -451,10 +452,9 @@ def test_an_open_transaction_outlives_a_truncation(
     txn.send(topic, b"mine")
     txn.flush()
     fill(client, topic, rounds=1)
-    partition = partitions(client, NAME)[0]
-    roll_forward.truncate(internals.topics(client), partition, 0, internals.tables(client).flush)
+    end = topic.truncate(after=-1)[0]
     txn.commit()
-    assert [(m.offset, m.value) for m in messages(topic)] == [(0, b"mine")]
+    assert [(m.offset, m.value) for m in messages(topic)] == [(end, b"mine")]
 
 
 # -- with others -----------------------------------------------------------------------

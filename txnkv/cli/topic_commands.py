@@ -125,21 +125,24 @@ def alter(store: str, topic: str, partitions: int | None, as_json: bool, **optio
 @topics.command()
 @store_argument
 @topic_argument
-@click.option(
-    "--before", "where", metavar="WHERE", required=True, help="latest, or an offset of a partition."
-)
+@click.option("--before", metavar="WHERE", help="The first that stays: latest, or an offset.")
+@click.option("--after", type=click.IntRange(min=-1), help="The last that stays: an offset.")
 @partitions_option
 @yes_option
 @json_option
 def truncate(
-    store: str, topic: str, where: str, partitions: tuple[int, ...], yes: bool, as_json: bool
-) -> None:
-    """Give up the messages of TOPIC below an offset, for good.
+    store: str, topic: str, before: str | None, after: int | None, partitions: tuple[int, ...],
+    yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Give up messages of TOPIC, below an offset or behind one, for good.
 
-    latest is all that is decided, but for what the topic keeps for subscriptions. Asks first, or
-    wants --yes where nobody can answer.
+    latest is all that is decided, but for what the topic keeps for subscriptions. Offsets that
+    were cut off behind one are not given again. Asks first, or wants --yes where nobody can answer.
     """
-    if where != "latest" and not where.isdecimal():
+    if (before is None) == (after is None):
+        raise click.UsageError("give one of --before and --after")
+    where = str(after) if before is None else before
+    if after is None and where != "latest" and not where.isdecimal():
         raise click.UsageError(f"--before is latest or an offset, not {where!r}")
     with txnkv.connect(store, create=False) as client:
         found = client.topic(topic)
@@ -152,14 +155,18 @@ def truncate(
                 f"topic {topic!r} has {plural(found.partitions, 'partition')}, from 0 on"
             )
         wanted = {number: int(where) if where != "latest" else ends[number] for number in numbers}
-        below = ", ".join(f"{offset} in partition {number}" for number, offset in wanted.items())
-        confirm(f"give up messages of {topic} below {below}?", yes)
-        starts = found.truncate("latest" if where == "latest" and not partitions else wanted)
-    places = ", ".join(f"partition {n} at {starts[n]}" for n in starts)
+        there = ", ".join(f"{offset} in partition {number}" for number, offset in wanted.items())
+        side = "below" if after is None else "behind"
+        confirm(f"give up messages of {topic} {side} {there}?", yes)
+        if after is not None:
+            places = found.truncate(after=wanted)
+        else:
+            places = found.truncate("latest" if where == "latest" and not partitions else wanted)
+    edge = ("starts", "begins") if after is None else ("ends", "ends")
     tell(
         as_json,
-        {"name": topic, "starts": {str(n): starts[n] for n in starts}},
-        f"{topic} begins: {places}",
+        {"name": topic, edge[0]: {str(n): places[n] for n in places}},
+        f"{topic} {edge[1]}: " + ", ".join(f"partition {n} at {places[n]}" for n in places),
     )
 
 

@@ -28,6 +28,7 @@ from txnkv.topics import (
     TopicEngine,
     TopicInfo,
     bounds,
+    delete_after,
     delete_below,
     fetch,
     topic_catalog,
@@ -267,49 +268,59 @@ class Topic(Closing):
         return self.info.options.changeable
 
     @shielded
-    def truncate(self, before: int | Mapping[int, int] | Literal["latest"]) -> dict[int, int]:
-        """Give up the messages below an offset, durably and for good.
+    def truncate(
+        self,
+        before: int | Mapping[int, int] | Literal["latest"] | None = None,
+        *,
+        after: int | Mapping[int, int] | None = None,
+    ) -> dict[int, int]:
+        """Give up the messages below an offset, or those behind one, durably and for good.
 
-        Readers behind it get OffsetOutOfRangeError; what subscriptions had not acknowledged is
-        counted as lost, and warned of. Space comes back by whole segments.
+        Readers below the first that stays get OffsetOutOfRangeError. Those behind the last one go
+        on where they are: offsets that were cut off are never given again. What subscriptions had
+        not acknowledged is counted as lost, and warned of. Space comes back by whole segments.
 
         Args:
             before: offsets of the first messages that stay, by partition; an offset, of a topic
                 with one partition; or "latest": all goes that is decided, but what the topic keeps
                 for subscriptions (`retain_unacknowledged`).
+            after: offsets of the last messages that stay, likewise; -1: none of a partition that
+                begins at 0. Messages that were committed together stay or go together.
 
         Returns:
-            The first offset of each partition that was named, or of all.
+            The first offset of each partition that was named, or of all; with `after` the offset
+            that its next message gets.
 
         Raises:
-            OffsetOutOfRangeError: a partition does not hold the offset, or has messages of an open
-                transaction below it, or keeps some for a subscription. It has all that it had;
-                partitions of lower numbers were truncated.
+            OffsetOutOfRangeError: a partition does not hold the offset, or keeps for a
+                subscription what would go; with `before`, an open transaction has messages below
+                it; with `after`, it stands among messages that were committed together. The
+                partition has all that it had; those of lower numbers were truncated.
+            InvalidTxnStateError: with `after`: a transaction that is open, or that began before it
+                and ended behind it, has messages there. The same.
             NotSupportedError: the topic is a copy of one of another store.
             TopicNotFoundError: the topic was dropped.
+            UnavailableError: with `after`: others wrote all the time. Try again.
             TypeError: an offset is not a number. Nothing was truncated.
-            ValueError: there is no such partition, or `before` does not say which. The same.
+            ValueError: there is no such partition, or it is not said which, or not one of `before`
+                and `after` is given. The same.
         """
         self._connection.require_writable()
         engine = self._engine()
-        wanted: dict[int, int | None]
-        if isinstance(before, Mapping):
-            wanted = dict(sorted(before.items()))
-        elif before == "latest":
-            wanted = dict.fromkeys(range(self.partitions))
-        elif self.partitions == 1:
-            wanted = {0: before}
-        else:
-            raise ValueError(
-                f"topic {self.name!r} has {self.partitions} partitions: say which, as "
-                f"truncate({{0: {before}}})"
-            )
-        for offset in wanted.values():
-            if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool)):
-                raise TypeError(f"an offset is a number, not {offset!r}")
-        parts = {number: self._partition(number) for number in wanted}
+        if (before is None) == (after is None):
+            raise ValueError("truncate takes one of before= and after=")
+        if before == "latest":
+            parts = engine.partitions(self.info)
+            return {part.number: delete_below(engine, part, None) for part in parts}
+        if before is not None:
+            return {
+                part.number: delete_below(engine, part, offset)
+                for part, offset in self._places("before", before)
+            }
+        flush = self._connection.instance.engine.flush
         return {
-            number: delete_below(engine, parts[number], offset) for number, offset in wanted.items()
+            part.number: delete_after(engine, part, offset, flush)
+            for part, offset in self._places("after", after)
         }
 
     # -- inside ------------------------------------------------------------------------
@@ -319,6 +330,20 @@ class Topic(Closing):
         engine = self._connection.instance.topics
         self.info = engine.current(self.info)
         return engine
+
+    def _places(self, side: str, offsets: Any) -> list[tuple[Partition, int]]:
+        """Partitions that are named, ascending, with an offset of each."""
+        if not isinstance(offsets, Mapping):
+            if self.partitions > 1:
+                raise ValueError(
+                    f"topic {self.name!r} has {self.partitions} partitions: say which, as "
+                    f"truncate({side}={{0: {offsets}}})"
+                )
+            offsets = {0: offsets}
+        for offset in offsets.values():
+            if not isinstance(offset, int) or isinstance(offset, bool):
+                raise TypeError(f"an offset is a number, not {offset!r}")
+        return [(self._partition(number), offset) for number, offset in sorted(offsets.items())]
 
     def _partition(self, number: int, engine: TopicEngine | None = None) -> Partition:
         if not isinstance(number, int) or isinstance(number, bool):

@@ -31,14 +31,13 @@ import logging
 import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
 from txnkv.coordinator import Lease
-from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
-from txnkv.topics import subscription_catalog, topic_catalog
+from txnkv.topics import subscription_catalog
 from txnkv.topics.acks import Cursor, ack_rows
 from txnkv.topics.log import NEVER, STATE, Segment
 from txnkv.topics.messages import now_micros
@@ -47,10 +46,12 @@ from txnkv.topics.read import OffsetReader
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.topics import Partition, Topics
-from txnkv.topics.write import roll_forward
 
 _LITTLE: Final = 4 << 10
 """Bytes of a fetch that looks for one message."""
+
+Lost: TypeAlias = list[tuple[SubscriptionInfo, int]]
+"""Subscriptions, and how many messages are taken of them."""
 
 _KEY: Final = struct.Struct(">4sQ")
 _COUNT: Final = struct.Struct("<Q")
@@ -74,10 +75,8 @@ def _next_message(topics: Topics, partition: Partition, first: int, last: int) -
     return last if rows is None else int(rows.column("offset")[0].as_py())
 
 
-def unacknowledged_below(
-    topics: Topics, partition: Partition, start: int, offset: int
-) -> list[tuple[SubscriptionInfo, int]]:
-    """Subscriptions that have not acknowledged all of [start, offset), and how many they have not;
+def unacknowledged_in(topics: Topics, partition: Partition, first: int, last: int) -> Lost:
+    """Subscriptions that have not acknowledged all of [first, last), and how many they have not;
     acks of open transactions do not count.
     """
     found = []
@@ -86,19 +85,29 @@ def unacknowledged_below(
     for info in subscriptions:
         with topics.store.status.read() as cur:
             cursor = ack_rows.load_cursors(cur, info.id).get(partition.id)
-        left = (
-            0 if cursor is None else count_unacknowledged(topics, partition, cursor, start, offset)
-        )
+        left = 0 if cursor is None else count_unacknowledged(topics, partition, cursor, first, last)
         if left:
             found.append((info, left))
     return found
 
 
-def add_lost(txn: lmdb.Transaction, partition: Partition, subscription_id: int, more: int) -> None:
+def count_lost(txn: lmdb.Transaction, partition: Partition, lost: Lost) -> None:
     """Count what the LMDB transaction takes."""
     db = partition.environment.db(STATE)
-    total = _lost_count(txn, db, subscription_id) + more
-    txn.put(_KEY.pack(b"lost", subscription_id), _COUNT.pack(total), db=db)
+    for info, more in lost:
+        total = _lost_count(txn, db, info.id) + more
+        txn.put(_KEY.pack(b"lost", info.id), _COUNT.pack(total), db=db)
+
+
+def tell_lost(topics: Topics, partition: Partition, lost: Lost, taken: str) -> None:
+    """Warn of what was taken."""
+    for info, count in lost:
+        topics.coordinator.metrics.messages_lost_to_retention.add(count)
+        _log.warning(
+            "%s: %s that %s had not acknowledged, %d of them. Keep messages longer, drop the "
+            "subscription, or give the topic retain_unacknowledged=True",
+            partition.label, taken, info, count,
+        )  # fmt: skip
 
 
 def lost_messages(partition: Partition, subscription_id: int) -> int:
@@ -119,7 +128,6 @@ def _lost_count(txn: lmdb.Transaction, db: Any, subscription_id: int) -> int:
 _log: Final = logging.getLogger("txnkv")
 
 declare_fault_point("retention.dropped", "an old segment is taken out of a log, durably")
-declare_fault_point("topic.truncated", "the beginning of a log was given up, nobody was told")
 declare_fault_point("retention.rolled", "the last segment of an idle log is closed, durably")
 
 
@@ -250,90 +258,19 @@ def give_up(
     """
     with partition.environment.read() as txn:
         start = partition.log.start(txn)
-    lost = unacknowledged_below(topics, partition, start, offset)
+    lost = unacknowledged_in(topics, partition, start, offset)
 
     def cut(txn: lmdb.Transaction) -> bool:
         if not may_go(txn, offset):
             return False
         partition.log.advance_start(txn, max(offset, partition.log.start(txn)))
-        for info, count in lost:
-            add_lost(txn, partition, info.id, count)
+        count_lost(txn, partition, lost)
         return True
 
     if not partition.environment.write(cut):
         return False
-    for info, count in lost:
-        topics.coordinator.metrics.messages_lost_to_retention.add(count)
-        _log.warning(
-            "%s: %s took messages below offset %d that %s had not acknowledged, %d of them. Keep "
-            "messages longer, drop the subscription, or give the topic retain_unacknowledged=True",
-            partition.label, by, offset, info, count,
-        )  # fmt: skip
+    tell_lost(topics, partition, lost, f"{by} took messages below offset {offset}")
     return True
-
-
-def delete_below(topics: Topics, partition: Partition, offset: int | None) -> int:
-    """Give up the messages below an offset, durably, as somebody asks; only what is decided goes.
-
-    Args:
-        topics: of the store.
-        partition: of a topic that is not dropped.
-        offset: the least that stays; None: all that is decided goes, but for what the topic keeps
-            for subscriptions.
-
-    Returns:
-        The least offset that is readable now.
-
-    Raises:
-        OffsetOutOfRangeError: the partition does not hold the offset; an open transaction has
-            messages below it, or the topic keeps some for a subscription. Nothing went.
-        NotSupportedError: the topic is a copy.
-    """
-    topic_catalog.require_writable(partition.topic, "truncate")
-    with topics.store.log_cuts():
-        roll_forward.complete(topics, partition)
-        if not partition.exists:
-            if offset:
-                raise _out_of_range(partition, 0, 0, offset)
-            return 0
-        environment, log = partition.environment, partition.log
-        with environment.read() as txn:
-            start, end, stable = log.start(txn), log.end(txn), log.last_stable_offset(txn)
-        kept = kept_from(topics, partition)
-        limit = stable if kept is None else min(stable, kept)
-        wanted = limit if offset is None else offset
-        if not 0 <= wanted <= end:
-            raise _out_of_range(partition, start, end, wanted)
-        if wanted > limit:
-            raise OffsetOutOfRangeError(
-                f"{partition.label} cannot be truncated to {wanted}: "
-                + (
-                    f"an open transaction has messages from {stable} on; end it first"
-                    if limit == stable
-                    else f"it keeps what is not acknowledged, from {kept} on; acknowledge that, "
-                    "drop the subscription, or alter the topic with retain_unacknowledged=False"
-                )
-            )
-        if wanted <= start:
-            return start
-
-        def may_go(txn: lmdb.Transaction, upto: int) -> bool:
-            kept = kept_from(topics, partition)  # who made one since waits for this transaction
-            return kept is None or upto <= kept
-
-        if wanted == end:  # its file has nothing left, and goes
-            environment.write(lambda txn: log.roll(txn) if log.end(txn) == end else None)
-        if not give_up(topics, partition, wanted, may_go, "truncation"):
-            return start
-        fault_point("topic.truncated")
-        return wanted
-
-
-def _out_of_range(partition: Partition, start: int, end: int, offset: int) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
-        f"{partition.label} holds [{start}, {end}): it cannot be truncated to {offset}. Name one "
-        "of these, or the end"
-    )
 
 
 def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:

@@ -30,6 +30,7 @@ from txnkv.topics.log.log_chunks import (
 from txnkv.topics.log.log_state import (
     LogParts,
     LogState,
+    Rewritten,
     Segment,
     StateSnapshot,
 )
@@ -284,9 +285,8 @@ class LogCutter:
             start=min(record.start, end), end=end, low_water_mark=state.low_water_mark,
             changes=state.changes,
         ))  # fmt: skip
-        rewritten = parts.rewritten()
-        if rewritten.upto > end:
-            parts.store_rewritten(rewritten._replace(upto=end))
+        rewritten = parts.rewritten()  # other batches may come to these offsets
+        parts.store_rewritten(Rewritten(min(rewritten.upto, end), rewritten.pieces + 1))
         fault_point("partition.truncated")
         return end
 

@@ -1,7 +1,7 @@
 """Batches into logs, and what waits on the way there.
 
 append            the batches of large transactions, under the log's write lock
-roll_forward      a log up to the offsets that were given; recovery; the end of a log cut off
+roll_forward      a log up to the offsets that were given; recovery
 producers         idempotent producers: names, epochs, the batches that were sent
 producer_sender   what such a producer sends, each message once
 staged_sends      what attempts of jobs send, until the job ends

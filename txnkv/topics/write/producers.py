@@ -38,7 +38,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -158,13 +158,9 @@ def appended(state: ProducerState | None, epoch: int, batch: SentBatch) -> Produ
     return ProducerState(epoch, (*before, batch)[-KEPT_BATCHES:], batch.timestamp)
 
 
-def truncated(state: ProducerState, offset: int, upto: int | None = None) -> ProducerState:
-    """The state when all batches that reach `offset`, and begin below `upto`, are gone."""
-    kept = [
-        batch
-        for batch in state.batches
-        if batch.last_offset < offset or (upto is not None and batch.first_offset >= upto)
-    ]
+def truncated(state: ProducerState, offset: int) -> ProducerState:
+    """The state when all batches that reach `offset` are gone."""
+    kept = [batch for batch in state.batches if batch.last_offset < offset]
     return replace(state, batches=tuple(kept))
 
 
@@ -500,18 +496,6 @@ def sweep(cur: apsw.Cursor, now: int) -> int:
 
 def _before(now: int, seconds: float) -> int:
     return now - int(seconds * 1e6)
-
-
-def truncate(cur: apsw.Cursor, partition_id: int, offset: int, upto: int) -> None:
-    """Forget the batches in [offset, upto): they are gone from the log."""
-    rows = cur.execute(
-        "SELECT producer_id, state FROM producer_states WHERE partition_id = ?", (partition_id,)
-    ).fetchall()
-    for producer_id, data in cast(list[tuple[int, bytes]], rows):
-        state = unpack_state(data)
-        left = truncated(state, offset, upto)
-        if left != state:
-            save(cur, producer_id, partition_id, left)
 
 
 def forget_idle(store: Store, lease: Lease) -> int:
