@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tests.remote.conftest import SCHEMA
 from tests.remote.test_faults import _until
 from txnkv.remote import pack, unpack
 from txnkv.remote.channel import _Broken
-from txnkv.server import EVERYBODY, Limits, Server, Users, add_user, answering
+from txnkv.server import EVERYBODY, Limits, Server, Users, add_user, answering, guests
 from txnkv.transaction import Transaction
 
 Serve = Callable[..., Server]
@@ -157,3 +159,21 @@ def test_a_part_of_a_message_is_one_value() -> None:
     assert unpack(data) == [b"part", "more"]
     with pytest.raises(ValueError, match="twice"):
         unpack(twice)
+
+
+def test_free_memory_goes_back(serve: Serve, monkeypatch: Any) -> None:
+    """What is free in pieces stayed with the process, more with each minute."""
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("the allocator is not glibc's")
+
+    def mapped() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    monkeypatch.setattr(guests, "_TRIM_SECONDS", 3600.0)
+    serve()
+    many = [bytearray(40_000) for _ in range(2_000)]
+    del many[:-1]  # the last one holds the end of the heap
+    high = mapped()
+    monkeypatch.setattr(guests, "_TRIM_SECONDS", 0.0)
+    _until(lambda: mapped() < high - 60_000_000)
+    assert len(many) == 1

@@ -11,6 +11,7 @@ that nobody else knows of are rolled back with it; the others lose a heartbeat, 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
@@ -40,6 +41,9 @@ _log = logging.getLogger("txnkv.server")
 
 _MADE_SOON: Final = 5.0
 """Seconds for which a call waits for a handle that another request of its client makes."""
+
+_TRIM_SECONDS: Final = 60.0
+"""As often free memory goes back to the system; glibc itself keeps what is free in pieces."""
 
 _KEPT_ANSWERS: Final = 1000
 _KNOWN: Final = 256
@@ -488,8 +492,13 @@ class Guests:
             guest.close()
 
     def _watch(self) -> None:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+        trimmed = time.monotonic()
         while not self._stop.wait(0.25):
             now = time.monotonic()
+            if trim is not None and now - trimmed > _TRIM_SECONDS:
+                trimmed = now
+                trim(0)
             with self._lock:
                 gone = [
                     each
