@@ -76,7 +76,7 @@ def races(
         "insert-random": lambda: tables.insert_random(rows, rounds, base),
         "scan": lambda: tables.scan(rows, rounds, base),
         "spark": lambda: _spark(rows, rounds, base),
-        "remote-spark": lambda: _spark(rows, rounds, base, served=True),
+        "remote-spark": lambda: _remote_spark(rows, rounds, base),
         "streaming": lambda: _streaming(tiny or quick, rounds, base, plots),
         "memory": lambda: memory.memory(size(TINY_ROWS, MEMORY_ROWS), base),
         "commit": lambda: small.commit(size(20, 1000), size(200, 100_000), rounds, base),
@@ -116,10 +116,16 @@ def races(
     }
 
 
-def _spark(rows: int, rounds: int, base: Path | None, *, served: bool = False) -> list[Line]:
+def _spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
     from .spark_bench import spark_races  # the other races run without Spark and Java
 
-    return spark_races(rows, rounds, base, served=served)
+    return spark_races(rows, rounds, base)
+
+
+def _remote_spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
+    from .remote_spark import over_server
+
+    return over_server(rows, rounds, base)
 
 
 def _streaming(tiny: bool, rounds: int, base: Path | None, plots: Path | None) -> list[Line]:

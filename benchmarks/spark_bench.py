@@ -1,6 +1,6 @@
 """Spark reads and writes beside a source and a sink that do nothing, and beside Parquet.
 
-    python -m benchmarks.spark_bench [--served] [--tiny] [--rows N] [--rounds N] [--json FILE]
+    python -m benchmarks.spark_bench [--tiny] [--rows N] [--rounds N] [--json FILE]
 
 The source that does nothing answers each task with batches that it has in memory; the sink
 that does nothing counts the rows that it is given. What they reach is the limit of any data
@@ -8,8 +8,7 @@ source written in Python. Parquet is read and written by Spark's own code, in th
 
 Each write begins with an empty table and ends when the rows are committed, in a transaction
 of the job's own. Rows are 24 bytes: int64 key, float64, int64. What is read goes to Spark's
-"noop" sink, so that nothing but the source is timed. `--served` compares txnkv by the address of
-a server with txnkv that opens the folder.
+"noop" sink, so that nothing but the source is timed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +33,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-import txnkv
 from txnkv.spark.reading.readers import TASK_ROWS
 
-from .data import SCHEMA, ascending
+from .data import ascending
 from .harness import Contestant, Line, race, report
-from .remote import started
 from .spark_session import CORES, session
+from .spark_tables import Tables
 
 ROWS = 10_000_000
 TINY_ROWS = 20_000
 BATCH = 1 << 16
 WORTH = 0.8
 """The share that is to be left of what a source or sink that does nothing reaches."""
-FOLDER = "the folder opened directly"
 
 
 # -- a source and a sink that do nothing -----------------------------------------------
@@ -130,25 +126,6 @@ class Nothing(DataSource):
 # -- the races -------------------------------------------------------------------------
 
 
-class Tables:
-    """A store with one table, emptied at will."""
-
-    def __init__(self, path: Path) -> None:
-        self.client = txnkv.connect(path)
-        self.options = {"path": str(path), "table": "rows"}
-        self.client.create_table("rows", SCHEMA)
-
-    def empty(self) -> None:
-        """Begin anew."""
-        self.client.drop_table("rows")
-        self.client.create_table("rows", SCHEMA)
-
-    def check(self, rows: int) -> None:
-        """Every row is there once."""
-        found = self.client.table("rows").scan(ordered=True).to_arrow()
-        assert found["id"].equals(ascending(0, rows)["id"]), "rows are missing, or doubled"
-
-
 def write(spark: SparkSession, rows: int, rounds: int, base: Path) -> list[Line]:
     """From Spark's own range into each sink."""
     data = spark.range(0, rows, numPartitions=2 * CORES).selectExpr(
@@ -209,51 +186,11 @@ def read(spark: SparkSession, rows: int, rounds: int, base: Path) -> list[Line]:
     return lines
 
 
-def over_server(spark: SparkSession, rows: int, rounds: int, base: Path) -> list[Line]:
-    """Reads and writes by the address of a server, beside those that open the folder."""
-    data = spark.range(0, rows, numPartitions=2 * CORES).selectExpr(
-        "id", "cast(id AS double) * 0.5 AS x", f"{rows - 1} - id AS n"
-    )
-    with ExitStack() as stack:
-        tables = Tables(base / "served")
-        stack.callback(tables.client.close)
-        path = str(base / "served")
-        _, port = started(stack, ["-m", "txnkv", "serve", path, "--listen", "grpc://127.0.0.1:0"])
-        far = {"path": f"grpc://127.0.0.1:{port}", "table": "rows", "direct": "false"}
-
-        def save(options: dict[str, str]) -> int:
-            data.write.format("txnkv").options(**options).mode("append").save()
-            return rows
-
-        def drain(options: dict[str, str]) -> int:
-            frame = spark.read.format("txnkv").options(**options).load()
-            frame.write.format("noop").mode("overwrite").save()
-            return rows
-
-        lines = []
-        for what, do, before in (("writes", save, tables.empty), ("reads", drain, _nothing)):
-            lines += race(
-                f"Spark {what} {rows:,} rows over a server",
-                Contestant("txnkv serve", lambda do=do: do(far), before),  # type: ignore[misc]
-                [Contestant(FOLDER, lambda do=do: do(tables.options), before)],  # type: ignore[misc]
-                rounds=rounds,
-                ratios={FOLDER: 0.7},
-            )
-        tables.check(rows)
-        return lines
-
-
-def _nothing() -> None:
-    """Leave the rows of the race before."""
-
-
-def spark_races(rows: int, rounds: int, base: Path | None, *, served: bool = False) -> list[Line]:
-    """All races, in a directory of their own below `base`; or those over a server."""
+def spark_races(rows: int, rounds: int, base: Path | None) -> list[Line]:
+    """All races, in a directory of their own below `base`."""
     place = Path(tempfile.mkdtemp(prefix="txnkv-spark-", dir=base))
     try:
         with session() as spark:
-            if served:
-                return over_server(spark, rows, rounds, place)
             spark.dataSource.register(Nothing)
             return read(spark, rows, rounds, place) + write(spark, rows, rounds, place)
     finally:
@@ -262,14 +199,12 @@ def spark_races(rows: int, rounds: int, base: Path | None, *, served: bool = Fal
 
 @click.command()
 @click.option("--tiny", is_flag=True, help="Small data: checks that the benchmark works.")
-@click.option("--served", is_flag=True, help="Over a server, beside the folder.")
 @click.option("--rows", default=ROWS, show_default=True)
 @click.option("--rounds", default=5, show_default=True, help="Counted rounds.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON here.")
 @click.option("--dir", "base", type=click.Path(path_type=Path), help="Where the store is made.")
 def main(
     tiny: bool,
-    served: bool,
     rows: int,
     rounds: int,
     json_file: Path | None,
@@ -277,7 +212,7 @@ def main(
 ) -> None:
     """Spark reads and writes, in one table of ratios."""
     rows, rounds = (TINY_ROWS, 1) if tiny else (rows, rounds)
-    lines = spark_races(rows, rounds, base, served=served)
+    lines = spark_races(rows, rounds, base)
     report(lines, json_file)
 
 

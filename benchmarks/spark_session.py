@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 import click
@@ -14,21 +15,28 @@ from pyspark.sql import SparkSession
 import txnkv.spark
 
 CORES: Final = 2
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @contextmanager
-def session(jars: str | None = None) -> Iterator[SparkSession]:
-    """The Spark that runs, or a local one for as long as the block lasts.
+def session(
+    jars: str | None = None, master: str = f"local[{CORES}]", conf: Mapping[str, str] = _NONE
+) -> Iterator[SparkSession]:
+    """The Spark that runs, or one of its own for as long as the block lasts.
 
     Args:
         jars: more jars for the JVM, with commas between.
+        master: where its tasks run.
+        conf: of it, beside what is set here.
     """
     txnkv.spark.require_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # not the first one in PATH
     there = SparkSession.getActiveSession()
+    builder = SparkSession.builder.master(master)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
     spark = there or (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .config("spark.ui.enabled", "false")
+        builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
         .config("spark.sql.shuffle.partitions", CORES)

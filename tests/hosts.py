@@ -15,6 +15,7 @@ ERRORS = "it compares errors by identity"
 JOBS = "a job is started on the host that has the store"
 HELD = "what is given up is held until the next request or heartbeat"
 ADDRESS = "a token of a server's client has its address, and so more bytes"
+FOLDER = "another test does it in the folder, this one over a server alone"
 REPLACED = "the folder is put in another's place, which the server has open"
 HISTORY = "the server's own clients keep the history that it drops"
 
@@ -56,7 +57,16 @@ SLOW = {
         "test_a_history_that_passed_a_stopped_query": HELD,
         "test_a_store_restored_to_the_past": REPLACED,
     },
+    "spark.test_exactly_once": {},
     "spark.test_foreach_batch": {},
+    "spark.test_foreach_batch_streams": {
+        "test_a_driver_that_is_killed_goes_on_where_it_was": FAULT,
+    },
+    "spark.test_pipeline": {
+        "test_the_whole_killed_over_a_server": FOLDER,
+        "test_window_shows_what_is_there": INSIDE,
+    },
+    "spark.test_stream_queries": {},
     "spark.test_stream_writing": {},
     "spark.test_topic_stream": {
         "test_enforced_retention_is_seen": INSIDE,

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
 
-from benchmarks.spark_bench import FOLDER, TINY_ROWS, spark_races
+from benchmarks.remote_spark import CLUSTER, FOLDER, LOCAL, over_server
+from benchmarks.spark_bench import TINY_ROWS
 from benchmarks.spark_session import require_kafka  # only with Spark
 from benchmarks.streaming.__main__ import streaming_races
 from tests.spark.conftest import java, spark, worker_python
@@ -51,9 +52,9 @@ def test_runs_tiny(spark: Any, tmp_path: Path, name: str, peers: set[str]) -> No
 
 
 @pytest.mark.slow
-def test_over_a_server_runs_tiny(spark: Any, tmp_path: Path) -> None:
-    lines = spark_races(TINY_ROWS, 1, tmp_path, served=True)
-    assert {line.name for line in lines} == {"txnkv serve", FOLDER}
+def test_over_a_server_runs_tiny(java: None, tmp_path: Path) -> None:
+    lines = over_server(TINY_ROWS, 1, tmp_path)
+    assert {line.name for line in lines} == {CLUSTER, FOLDER, LOCAL}
     assert list(tmp_path.iterdir()) == [], "a benchmark left its store behind"
 
 

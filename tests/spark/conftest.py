@@ -78,9 +78,11 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def not_directly(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a server, this process takes no folder for its own."""
+    """The server, which is of this process, seems to be another machine's: no process of Spark
+    takes its folder for its own.
+    """
     if host == "elsewhere":
-        monkeypatch.setattr("txnkv.spark.settings._folder_here", lambda there: None)
+        monkeypatch.setattr("txnkv.client.planning.boot_id", lambda: "another machine")
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import txnkv
+from tools.processes import send
 
 from .conftest import KEEP_QUIET
 from .copying import COPIED, COUNTED, PRODUCED
-from .killing import PATIENCE, Program, is_java, is_worker, send
+from .killing import PATIENCE, Program, is_java, is_worker
 
 FAULTS: Final = re.compile(
     r"CorruptionError|OutOfRangeError|RowErrors|NotFoundError|SchemaError|ValueError|TypeError|"

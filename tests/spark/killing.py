@@ -6,59 +6,21 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from tools.children import ROOT
+from tools.processes import Proc, processes, send, tree
 
 EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 PATIENCE: Final = 300.0
 """Seconds for what takes a few on a machine that has nothing else to do."""
-
-
-@dataclass(frozen=True)
-class Proc:
-    """A process that is there."""
-
-    pid: int
-    parent: int
-    command: str
-
-
-def processes() -> dict[int, Proc]:
-    """All of this machine, by their ids; those that are dead and not yet awaited left out."""
-    command = ["ps", "-A", "-ww", "-o", "pid=,ppid=,stat=,command="]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {}
-    for line in told.splitlines():
-        fields = line.split(None, 3)
-        if len(fields) == 4 and not fields[2].startswith("Z"):
-            found[int(fields[0])] = Proc(int(fields[0]), int(fields[1]), fields[3])
-    return found
-
-
-def tree(root: int) -> list[Proc]:
-    """A process and all that descend from it, parents first."""
-    there = processes()
-    found = [there[root]] if root in there else []
-    for parent in found:  # it grows
-        found += [each for each in there.values() if each.parent == parent.pid]
-    return found
-
-
-def send(signal_: int, some: Sequence[Proc]) -> None:
-    """A signal to each; those that are gone are gone."""
-    for each in some:
-        with suppress(ProcessLookupError):
-            os.kill(each.pid, signal_)
 
 
 def is_java(each: Proc) -> bool:
@@ -191,47 +153,3 @@ class Program:
 
 def _same(now: Proc | None, then: Proc) -> bool:
     return now is not None and now.command == then.command
-
-
-@contextmanager
-def spark_cluster(folder: Path, hidden: Path | None = None) -> Iterator[str]:
-    """The address of a standalone master with two workers, which take themselves for two machines.
-
-    Args:
-        folder: for their work and log.
-        hidden: a folder that none of them sees; needs root.
-    """
-    from pyspark.find_spark_home import _find_spark_home
-
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        port = some.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
-    parts = [["master.Master", "--host", "127.0.0.1", "--port", str(port)]]
-    parts += [
-        ["worker.Worker", "--host", host, "-c", "1", "-m", "600M", "-d", str(folder), master]
-        for host in ("127.0.0.2", "127.0.0.3")
-    ]
-    started = []
-    with (folder / "cluster.log").open("ab") as log:
-        for name, *options in parts:
-            program = f"{_find_spark_home()}/bin/spark-class"
-            command = [program, f"org.apache.spark.deploy.{name}", *options, "--webui-port", "0"]
-            environment = {**os.environ, "SPARK_LOCAL_IP": options[1]}
-            environment["PYSPARK_PYTHON"] = sys.executable
-            command = blind(hidden, command)
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-    try:
-        yield master
-    finally:
-        for each in started:
-            send(signal.SIGKILL, tree(each.pid))
-            each.wait()
-
-
-def blind(hidden: Path | None, command: list[str]) -> list[str]:
-    """Return a command that runs another one where a folder is empty."""
-    if hidden is None:
-        return command
-    mount = 'mount -t tmpfs none "$0" && exec "$@"'
-    return ["unshare", "--mount", "sh", "-c", mount, str(hidden), *command]

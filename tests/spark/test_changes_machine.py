@@ -24,6 +24,7 @@ from tests import internals
 from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all, in_child
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.server import Server
 from txnkv.spark.streams import changes_planner
 from txnkv.tables.tablets import row_set_format, row_set_writer
 from txnkv.tables.write import write_buffer
@@ -41,6 +42,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
     history = 900.0
     starting = "earliest"
+    forks = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,11 +51,16 @@ class ChangesMachine(RuleBasedStateMachine):
         self.client.create_table("t", SCHEMA, txnkv.hash_partition("id", 2))
         self.client.create_table("other", SCHEMA)
         self.versions = Versions()
+        self.place = self.reached()
         self.query = self.begin()
 
+    def reached(self) -> dict[str, str]:
+        """The options of the query that tell where the store is."""
+        return {"path": str(self.path / "store")}
+
     def begin(self) -> Query:
-        options = {"path": str(self.path / "store"), "table": "t", "changes": "true"}
-        query = Query(options | {"startingOffsets": self.starting})
+        options = {"table": "t", "changes": "true", "startingOffsets": self.starting}
+        query = Query(options | self.place)
         self.ran: list[list[dict[str, Any]]] = []
         self.target: dict[int, Row] = {}
         if self.starting == "latest":
@@ -71,8 +78,12 @@ class ChangesMachine(RuleBasedStateMachine):
             assert self.client.check().problems == []
         finally:
             close_clients()
+            self.leave()
             self.client.close()
             shutil.rmtree(self.path)
+
+    def leave(self) -> None:
+        """The end of what `reached` began."""
 
     # -- the table -----------------------------------------------------------------------
 
@@ -89,7 +100,7 @@ class ChangesMachine(RuleBasedStateMachine):
                     handle.serialize()
                 handle.write("t", as_table(columns, rows), op)
 
-        if where == "child":
+        if where == "child" and self.forks:
             in_child(work, *NEVER)
         else:
             work()
@@ -188,7 +199,7 @@ class ChangesMachine(RuleBasedStateMachine):
         assert by_key(self.read(tasks, in_other)) == by_key(self.ran[-1])
 
     def read(self, tasks: list[Any], in_other: bool) -> list[dict[str, Any]]:
-        if not in_other:
+        if not in_other or not self.forks:
             return self.query.read(tasks)
         found: list[dict[str, Any]]
         (found,) = in_child(lambda say: say(self.query.read(tasks)), *NEVER)
@@ -205,6 +216,19 @@ class NoHistoryMachine(ChangesMachine):
     """Nothing is kept that nobody holds."""
 
     history = 0.0
+
+
+class ServedMachine(ChangesMachine):
+    """The query goes over a server, whose process is not to be forked."""
+
+    forks = False
+
+    def reached(self) -> dict[str, str]:
+        self.server = Server(str(self.path / "store"), "grpc://127.0.0.1:0")
+        return {"path": f"grpc://127.0.0.1:{self.server.port}", "direct": "false"}
+
+    def leave(self) -> None:
+        self.server.close()
 
 
 def as_row(row: dict[str, Any]) -> Row:
@@ -236,14 +260,15 @@ QUICK = settings(
 )
 MANY = settings(QUICK, max_examples=300, stateful_step_count=40, phases=tuple(Phase))
 MACHINES = [ChangesMachine, FromNowMachine, NoHistoryMachine]
+SERVED = pytest.param(ServedMachine, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [*MACHINES, SERVED])
 def test_changes_make_the_table(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=QUICK)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [*MACHINES, SERVED])
 def test_changes_make_the_table_long(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=MANY)

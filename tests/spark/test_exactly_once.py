@@ -149,6 +149,7 @@ class Copying:
             self.spark.start(self.query)
             copy_while(self.client.topic(self.case.target), self.total, tend)
             self.spark.finish()
+            checks.await_the_killed(self.client)  # the reader stands before what they left open
             self.reader.tell(do="end")
             self.reader.hear("read")
         finally:

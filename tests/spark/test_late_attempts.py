@@ -14,11 +14,12 @@ import pytest
 
 import txnkv
 from tools.children import ROOT
+from tools.spark_cluster import spark_cluster
 
 from . import copy_checks as checks
 from .copy_runs import Query, Spark, make
 from .copying import messages
-from .killing import PATIENCE, spark_cluster
+from .killing import PATIENCE
 from .test_exactly_once import numbers
 
 pytest.importorskip("pyspark.sql.streaming.datasource")

@@ -18,12 +18,14 @@ import pytest
 import txnkv
 import txnkv.spark
 from tests.remote.conftest import Serving, Wire
+from tools.processes import send, tree
+from tools.spark_cluster import blind, spark_cluster
 from txnkv.server import Server, Users, add_user
 from txnkv.spark import settings, worker_client
 from txnkv.spark.settings import Settings
 
 from .conftest import KEEP_QUIET
-from .killing import PATIENCE, blind, send, spark_cluster, tree
+from .killing import PATIENCE
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
 pytestmark = pytest.mark.spark

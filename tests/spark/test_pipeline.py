@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-import txnkv
 from examples.demo.pipeline import feed, layout, mail, run
 from examples.demo.pipeline.checking import claims
 from examples.demo.pipeline.reading import read
 from examples.demo.pipeline.watch import Window
+from examples.demo.sources import find_input
 
 
 @pytest.fixture
-def client(tmp_path):
-    with txnkv.connect(tmp_path / "store") as client:
-        layout.make(client)
-        yield client
+def client(connect):
+    client = connect()
+    layout.make(client)
+    return client
 
 
 @pytest.fixture
@@ -154,3 +154,15 @@ def test_the_whole_killed_at_random(tmp_path):
     assert sum(outcome.kills.values()) == 8
     assert outcome.holds, [claim for claim in outcome.claims if not claim.holds]
     assert not list(Path(tmp_path).glob("txnkv-pipeline-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("host", ["elsewhere"], indirect=True)
+def test_the_whole_killed_over_a_server(client, store_path, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    outcome = run.Outcome("", client.path, True)
+    run.Run(root, store_path, find_input(None), 60.0, 8, None, client.path).run(outcome)
+    assert sum(outcome.kills.values()) == 8
+    assert outcome.holds, [claim for claim in outcome.claims if not claim.holds]

@@ -59,12 +59,12 @@ def stream(spark: Any, files: Files) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, store_path: Path, client: txnkv.Client) -> Callable[..., Any]:
+def run(tmp_path: Path, client: txnkv.Client) -> Callable[..., Any]:
     """Runs a query until it has read all files."""
     client.create_table("t", SCHEMA, txnkv.hash_partition("id", 2))
 
     def until_done(frame: Any, mode: str = "append", checkpoint: str = "c", **options: str) -> Any:
-        place = {"path": str(store_path), "checkpointLocation": str(tmp_path / checkpoint)}
+        place = {"path": client.path, "checkpointLocation": str(tmp_path / checkpoint)}
         if "topic" not in options:
             place["table"] = "t"
         writer = frame.writeStream.format("txnkv").outputMode(mode).options(**place | options)
@@ -173,7 +173,6 @@ def test_output_mode_complete(
 @pytest.mark.slow
 def test_output_mode_update_by_foreach_batch(
     client: txnkv.Client,
-    store_path: Path,
     tmp_path: Path,
     stream: Callable[[], Any],
     run: Callable[..., Any],
@@ -189,7 +188,7 @@ def test_output_mode_update_by_foreach_batch(
 
     for _ in range(2):
         counts = stream().selectExpr("id % 2 AS odd").groupBy("odd").count()
-        do = txnkv.spark.foreach_batch(store_path, upsert, app_id="counts")
+        do = txnkv.spark.foreach_batch(client.path, upsert, app_id="counts")
         writer = counts.writeStream.outputMode("update").foreachBatch(do)
         writer = writer.option("checkpointLocation", str(tmp_path / "c"))
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -205,7 +204,6 @@ def test_failed_attempts_leave_one_copy(
     spark: Any,
     client: txnkv.Client,
     stream: Callable[[], Any],
-    store_path: Path,
     tmp_path: Path,
     files: Files,
     ids: Ids,
@@ -242,7 +240,7 @@ def test_failed_attempts_leave_one_copy(
     messages = stream().selectExpr("v AS value")
     for frame, target in ((stream(), {"table": "t"}), (messages, {"topic": "e"})):
         checkpoint = str(tmp_path / f"c{len(target)}{'topic' in target}")
-        place = {"path": str(store_path), "checkpointLocation": checkpoint}
+        place = {"path": client.path, "checkpointLocation": checkpoint}
         writer = frame.writeStream.format("flaky").options(**place | target)
         writer.trigger(availableNow=True).start().awaitTermination()
     assert ids() == [1, 2, 3, 4, 5]
@@ -256,13 +254,12 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     client: txnkv.Client,
     stream: Callable[[], Any],
     run: Callable[..., Any],
-    store_path: Path,
     tmp_path: Path,
     until: Callable[..., Any],
     ids: Ids,
     nothing_is_left: Callable[[], None],
 ) -> None:
-    place = {"path": str(store_path), "table": "t", "checkpointLocation": str(tmp_path / "c")}
+    place = {"path": client.path, "table": "t", "checkpointLocation": str(tmp_path / "c")}
     hang = "if(id = 5, java_method('java.lang.Thread', 'sleep', 600000L), v) AS v"
     query = stream().selectExpr("id", hang).writeStream.format("txnkv").options(**place).start()
     until(lambda: ids() == [1, 2, 3], 300)

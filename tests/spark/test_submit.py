@@ -20,9 +20,9 @@ import pytest
 
 import txnkv
 from tests.remote.conftest import Serving
+from tools.spark_cluster import spark_cluster
 
 from .conftest import KEEP_QUIET, SCHEMA
-from .killing import spark_cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from tests import internals
+from txnkv.server import Server
 from txnkv.topics.read import offset_reader, pinned_range, topic_planner
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
@@ -58,8 +59,15 @@ class StreamMachine(RuleBasedStateMachine):
         internals.topics(self.client).create("events", PARTITIONS, self.buffer, options)
         self.txns: dict[int, txnkv.Transaction] = {}
         self.numbers = count()
-        place = {"path": path, "topic": "events", "maxBytes": "300"}
+        place = {"topic": "events", "maxBytes": "300", **self.reached(path)}
         self.queries = {order: Query(place | {"order": order}) for order in ("offset", "commit")}
+
+    def reached(self, path: str) -> dict[str, str]:
+        """The options of the queries that tell where the store is."""
+        return {"path": path}
+
+    def leave(self) -> None:
+        """The end of what `reached` began."""
 
     def teardown(self) -> None:
         try:
@@ -70,6 +78,7 @@ class StreamMachine(RuleBasedStateMachine):
             for txn in self.txns.values():
                 txn.rollback()
             close_clients()
+            self.leave()
             problems = self.client.check().problems
             self.client.close()
             self.folder.cleanup()
@@ -172,6 +181,25 @@ class SidecarStreamMachine(StreamMachine):
     buffer = "sidecar"
 
 
+class Served(StreamMachine):
+    """The queries go over a server."""
+
+    def reached(self, path: str) -> dict[str, str]:
+        self.server = Server(path, "grpc://127.0.0.1:0")
+        return {"path": f"grpc://127.0.0.1:{self.server.port}", "direct": "false"}
+
+    def leave(self) -> None:
+        self.server.close()
+
+
+class ServedStreamMachine(Served, StreamMachine):
+    pass
+
+
+class ServedSidecarStreamMachine(Served, SidecarStreamMachine):
+    pass
+
+
 QUICK = settings(
     max_examples=25,
     stateful_step_count=40,
@@ -186,6 +214,9 @@ def test_streams_against_consumers(machine: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [StreamMachine, SidecarStreamMachine])
+@pytest.mark.parametrize(
+    "machine",
+    [StreamMachine, SidecarStreamMachine, ServedStreamMachine, ServedSidecarStreamMachine],
+)
 def test_streams_against_consumers_long(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=400))

@@ -98,6 +98,7 @@ class Run:
         seconds: for how long it runs, once the first lines are counted.
         kills: how many programs are killed meanwhile.
         console: where the window is, or plain lines; None for neither.
+        address: of a server of the store, for the programs; None: they open the directory.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Run:
         seconds: float,
         kills: int,
         console: Console | None,
+        address: str | None = None,
     ) -> None:
         text = root / "text"
         text.mkdir()
@@ -118,7 +120,7 @@ class Run:
         self._writer = Writer(source, text, RATE)
         self._seconds = seconds
         self._programs = {
-            name: Program(name, [self._store, *arguments], root / f"{name}.log")
+            name: Program(name, [address or self._store, *arguments], root / f"{name}.log")
             for name, arguments in (
                 ("feed", [str(text)]),
                 ("count", [str(root / "checkpoint")]),
