@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_248, "server": 1_339,
+    "remote": 2_248, "server": 1_350,
     "topics": 11_798, "tables": 9_182, "storage": 4_151, "cli": 4_779, "coordinator": 3_058,
     "transaction": 3_217, "core": 3_295, "spark": 2_252, "client": 3_525, "aio": 543,
 }  # fmt: skip

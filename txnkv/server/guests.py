@@ -43,7 +43,7 @@ _MADE_SOON: Final = 5.0
 """Seconds for which a call waits for a handle that another request of its client makes."""
 
 _TRIM_SECONDS: Final = 60.0
-"""As often free memory goes back to the system; glibc itself keeps what is free in pieces."""
+"""Seconds between returns of free memory to the system: glibc keeps what is free in pieces."""
 
 _KEPT_ANSWERS: Final = 1000
 _KNOWN: Final = 256
