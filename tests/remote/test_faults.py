@@ -20,7 +20,7 @@ import pytest
 
 import txnkv
 from tests.crash.test_full_disk import Disk, disk  # noqa: F401  a fixture
-from tests.remote.conftest import SCHEMA, Serving
+from tests.remote.conftest import SCHEMA, Serving, Wire
 from txnkv.server import Server
 
 SMALL = ["status.before_commit", "log.written", "status.after_commit", "log.durable"]
@@ -33,7 +33,7 @@ LONG = 120.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "cut"])
 @pytest.mark.parametrize(
     ("point", "large"), [(each, False) for each in SMALL] + [(each, True) for each in LARGE]
 )
@@ -42,6 +42,7 @@ def test_it_happens_once(
 ) -> None:
     serving.start(at=(point, signal.SIGKILL if how == "killed" else signal.SIGSTOP))
     broke, over = threading.Event(), threading.Event()
+    wire = Wire(serving.port)
 
     def mend() -> None:
         while not serving.stopped():
@@ -51,6 +52,9 @@ def test_it_happens_once(
         if how == "killed":
             serving.wait()
             serving.start()
+        elif how == "cut":
+            wire.cut()
+            serving.signal(signal.SIGCONT)
         else:
             time.sleep(8.0)  # longer than its client waits: that has given it up, and asks
             serving.signal(signal.SIGCONT)
@@ -65,7 +69,8 @@ def test_it_happens_once(
         if large:
             txn.write("t", rows)
 
-    with txnkv.connect(serving.address, keepalive_time=30.0) as client:
+    address = wire.address if how == "cut" else serving.address
+    with txnkv.connect(address, keepalive_time=30.0) as client:
         channel = client.channel  # type: ignore[attr-defined]
         # It lives longer than it waits for an answer.
         channel._options = fl.FlightCallOptions(timeout=2.0)
@@ -78,6 +83,7 @@ def test_it_happens_once(
         finally:
             over.set()
             mending.join()
+            wire.close()
         assert broke.is_set(), f"it never came to {point}"
         assert client.table("t").get(0) == {"id": 0, "v": "+"}
         assert client.table("t").count() == (ROWS if large else 1)
