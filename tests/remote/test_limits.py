@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,18 @@ def test_free_memory_goes_back(serve: Serve, monkeypatch: Any) -> None:
     monkeypatch.setattr(guests, "_TRIM_SECONDS", 0.0)
     _until(lambda: mapped() < high - 60_000_000)
     assert len(many) == 1
+
+
+def test_a_closed_server_is_gone_at_once(store: txnkv.Client, store_path: Path) -> None:
+    """A forked child cleared it away, and waited for threads of gRPC that it does not have."""
+    gc.disable()
+    try:
+        server = Server(str(store_path), "grpc://127.0.0.1:0")
+        with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+            client.table("t").insert((1, "a"))
+        server.close()
+        seen = weakref.ref(server)
+        del server
+        assert seen() is None
+    finally:
+        gc.enable()

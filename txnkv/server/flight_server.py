@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -48,6 +49,12 @@ _ERROR_BYTES: Final = 4096
 _MIDDLEWARE: Final = "user"
 
 
+def _open(path: str, addresses: tuple[str, ...], keepalive: float) -> Client:
+    found = connect_here(path, create=False, keepalive_time=keepalive)
+    found.addresses = addresses
+    return found
+
+
 class Server(fl.FlightServerBase):  # type: ignore[misc]
     """A server of one store.
 
@@ -73,14 +80,14 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         addresses: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        self._addresses = tuple(addresses)
         self._limits = limits or Limits()
         self._client = connect_here(path, create=False)
         self._streams: dict[str, int] = {}
         self._lock = new_lock()
         self._users = users
-        self._path = path
-        self._guests = Guests(self._open, self._limits)
+        # They do not hold the server: one in a circle might be cleared away by a forked child,
+        # which would wait for gRPC's threads for ever.
+        self._guests = Guests(partial(_open, path, tuple(addresses)), self._limits)
         try:
             knock = None if users is None else _Knock(users, options.get("verify_client", False))
             middleware = {} if knock is None else {_MIDDLEWARE: knock}
@@ -89,11 +96,6 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             self._guests.close()
             self._client.close()
             raise UnavailableError(f"cannot listen at {location}: {error}") from None
-
-    def _open(self, keepalive: float) -> Client:
-        found = connect_here(self._path, create=False, keepalive_time=keepalive)
-        found.addresses = self._addresses
-        return found
 
     def close(self) -> None:
         """Stop: calls that are under way end, clients lose their handles."""
