@@ -90,6 +90,7 @@ CODE_LINES = {
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
+server: free memory that goes back to the system.
 aio: a twin of Table.dataset. cli: commands for rows, a small language of conditions, top, ui.
 coordinator: numbers told to who watches. client: tables as datasets of Arrow, handles in notebooks,
 the short way of a get. core, cli, spark, topics: JSON, structs, maps, times,
