@@ -16,6 +16,7 @@ from tools.topic_writing import Writer
 from txnkv import core
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.storage import arm, disarm
+from txnkv.topics import outbox
 from txnkv.topics.log.log_check import problems
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
@@ -368,6 +369,36 @@ def test_a_subscription_does_not_get_what_it_had_not_got(client: txnkv.Client, t
         for message in found:
             subscription.ack(message)
         assert sum(subscription.lag().values()) == 0
+    assert client.check().ok
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+@pytest.mark.parametrize("most", [-1, outbox.MAX_BYTES], ids=["large", "small"])
+def test_readers_in_the_order_of_transactions_get_what_is_left(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, buffer: Any, most: int
+) -> None:
+    """The end of one of two partitions goes: of later transactions their other messages come."""
+    monkeypatch.setattr(outbox, "MAX_BYTES", most)
+    topic = client.create_topic(TOPIC, partitions=2, buffer=buffer)
+
+    def send(value: bytes) -> None:
+        with client.transaction() as txn:
+            for number in range(2):
+                txn.send(topic, value, partition=number)
+
+    for i in range(3):
+        send(b"%d" % i)
+    reader = topic.consumer(isolation="serializable")
+    first = reader.poll(max_messages=2, timeout=5)
+    assert [(m.partition, m.value) for m in first] == [(0, b"0"), (1, b"0")]
+    after = first[1].offset + (1 if most < 0 and buffer == "marker" else 0)
+    topic.truncate(after={1: after})
+    send(b"new")
+    left = [(0, b"1"), (0, b"2"), (0, b"new"), (1, b"new")]
+    found = [(m.partition, m.value) for m in iter_all(topic.consumer(isolation="serializable"))]
+    assert found == [(0, b"0"), (1, b"0"), *left]
+    held = [(m.partition, m.value) for m in iter_all(reader)]
+    assert [each for each in held if each in left] == left
     assert client.check().ok
 
 
