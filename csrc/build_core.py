@@ -46,6 +46,7 @@ HEADERS = [
     "log/headers.h",
     "log/messages.h",
     "log/committed.h",
+    "log/last_keys.h",
     "log/kafka.h",
     "tablet/layers.h",
 ]

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 HEADER = struct.Struct("<QQIIHHIQqqQiHHII")
-TRANSACTIONAL, CONTROL, DECIDED, KEYS, HEADERS, TIMES, NULL_VALUES, CHUNK = (
-    1 << bit for bit in range(3, 11)
+TRANSACTIONAL, CONTROL, DECIDED, KEYS, HEADERS, TIMES, NULL_VALUES, CHUNK, PLACES = (
+    1 << bit for bit in range(3, 12)
 )
 MAGIC, ABORT = 1, 0
 
@@ -90,6 +90,8 @@ def encode_batch(
     epoch: int = 0,
     base_sequence: int = -1,
     chunk: tuple[int, int, int, int] | None = None,
+    places: Sequence[int] | None = None,
+    count: int | None = None,
 ) -> bytes:
     """Messages as a batch at offset 0."""
     values = [row.value for row in rows]
@@ -110,6 +112,9 @@ def encode_batch(
     if len(set(times)) > 1:
         flags |= TIMES
         parts.append(struct.pack(f"<{len(times)}q", *times))
+    if places is not None and list(places) != list(range(len(rows))):
+        flags |= PLACES
+        parts.append(struct.pack(f"<{len(places)}I", *places))
     parts += [b"".join(item or b"" for item in column) for column in (values, keys, headers)]
     body = b"".join(_padded(part) for part in parts)
     n, before = len(rows), b""
@@ -117,7 +122,8 @@ def encode_batch(
         flags |= CHUNK
         before = struct.pack("<QIIQ", *chunk)
     ids = (producer_id, base_sequence, epoch, 0)
-    return _seal((flags, n, txn_id, min(times), max(times), *ids, n, len(body)), before + body)
+    taken = n if count is None else count
+    return _seal((flags, taken, txn_id, min(times), max(times), *ids, n, len(body)), before + body)
 
 
 def encode_control(
@@ -172,6 +178,7 @@ def _messages(body: bytes, flags: int, n: int, base: int, txn_id: int, time: int
     keyed, key_ends = (next(parts), next(parts)) if flags & KEYS else ([0] * n, [0] * (n + 1))
     header_ends = next(parts) if flags & HEADERS else [0] * (n + 1)
     times = next(parts) if flags & TIMES else [time] * n
+    places = next(parts) if flags & PLACES else range(n)
     at = sum(_widths(flags, n))
     columns = []
     for column in (ends, key_ends, header_ends):
@@ -181,7 +188,7 @@ def _messages(body: bytes, flags: int, n: int, base: int, txn_id: int, time: int
     values, keys, headers = columns
     return [
         Seen(
-            base + i,
+            base + places[i],
             times[i],
             keys[i] if keyed[i] else None,
             values[i] if valid[i] else None,
@@ -193,18 +200,19 @@ def _messages(body: bytes, flags: int, n: int, base: int, txn_id: int, time: int
 
 
 def _kinds(flags: int) -> str:
-    """The arrays before the bytes: ends, bits or times."""
+    """The arrays before the bytes: ends, bits, times or places."""
     return (
         "e"
         + ("b" if flags & NULL_VALUES else "")
         + ("be" if flags & KEYS else "")
         + ("e" if flags & HEADERS else "")
         + ("t" if flags & TIMES else "")
+        + ("p" if flags & PLACES else "")
     )
 
 
 def _widths(flags: int, n: int) -> list[int]:
-    sizes = {"e": 4 * (n + 1), "b": (n + 7) // 8, "t": 8 * n}
+    sizes = {"e": 4 * (n + 1), "b": (n + 7) // 8, "t": 8 * n, "p": 4 * n}
     return [-(-sizes[kind] // 8) * 8 for kind in _kinds(flags)]
 
 
@@ -216,6 +224,8 @@ def _parts(body: bytes, flags: int, n: int) -> Iterator[list[int]]:
             yield [number >> i & 1 for i in range(n)]
         elif kind == "e":
             yield list(struct.unpack_from(f"<{n + 1}I", body, at))
+        elif kind == "p":
+            yield list(struct.unpack_from(f"<{n}I", body, at))
         else:
             yield list(struct.unpack_from(f"<{n}q", body, at))
         at += width

@@ -32,6 +32,7 @@ static bool attributes_sane(const batch_header_t *header) {
     if ((flags & BATCH_CODEC) >= BATCH_CODECS) return false;
     if (((flags & BATCH_TRANSACTIONAL) != 0) != (header->txn_id != 0)) return false;
     if ((flags & BATCH_DECIDED) != 0 && (flags & BATCH_TRANSACTIONAL) == 0) return false;
+    if ((flags & BATCH_PLACES) != 0 && (flags & BATCH_CHUNK) != 0) return false;
     if ((flags & BATCH_CONTROL) == 0) return true;
     const unsigned allowed = BATCH_CONTROL | BATCH_TRANSACTIONAL | BATCH_DECIDED;
     return (flags & ~allowed) == 0 && header->rows == 0;

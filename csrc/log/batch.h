@@ -33,7 +33,8 @@ typedef enum {
     BATCH_TIMES = 256,
     BATCH_NULL_VALUES = 512,
     BATCH_CHUNK = 1024,
-    BATCH_ATTRIBUTES = 2047
+    BATCH_PLACES = 2048, /* message i has not place i among the offsets taken */
+    BATCH_ATTRIBUTES = 4095
 } batch_attribute_t;
 
 typedef enum {

@@ -260,7 +260,8 @@ static void show(committed_t *filter, committed_which_t which, const uint8_t *by
         if (next > out->next_offset) out->next_offset = next;
         const bool shown = filter == NULL ? is_plain(&header, which)
                                           : step(filter, &header, bytes + at);
-        if (!shown || header.base_offset + header.rows <= from_offset) continue;
+        const uint32_t reach = (header.attributes & BATCH_PLACES) != 0 ? header.count : header.rows;
+        if (!shown || header.base_offset + reach <= from_offset) continue;
         out_spans[out->n++] = (messages_span_t){at, header.length, header.rows};
         out->rows += header.rows;
         out->attributes |= header.attributes;

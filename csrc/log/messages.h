@@ -1,10 +1,12 @@
 /* The messages of a batch as columns: from Arrow's memory into a body and back. A body, each
  * part padded by zeros to 8 bytes:
  *
- *   value ends | value bits | key bits | key ends | header ends | times | values | keys | headers
+ *   value ends | value bits | key bits | key ends | header ends | times | places | values | keys |
+ *   headers
  *
- * Ends are u32 offsets[rows + 1] from 0, bits say "not null"; which parts are there, the
- * attributes say: docs/format-topics.md. All functions are safe from any thread. */
+ * Ends are u32 offsets[rows + 1] from 0, bits say "not null", places are u32 and ascend: of the
+ * offsets that the batch takes, those of the messages. Which parts are there, the attributes say:
+ * docs/format-topics.md. All functions are safe from any thread. */
 #ifndef TXNKV_LOG_MESSAGES_H
 #define TXNKV_LOG_MESSAGES_H
 
@@ -28,6 +30,7 @@ typedef struct {
     messages_column_t key;
     messages_column_t headers; /* no bytes are none */
     messages_column_t times;   /* microseconds; a null is `timestamp` */
+    const uint8_t *places;     /* of each, u32, ascending; NULL: 0, 1, 2 */
     int64_t timestamp;
     uint32_t rows;
 } messages_t;
@@ -44,8 +47,8 @@ typedef struct {
     int64_t max_timestamp;
 } messages_plan_t;
 
-/* The plan, then the body into exactly raw_bytes. INPUT: a buffer is too short, or Arrow
- * offsets fall. LIMIT: more than 2 GiB. The columns stay as they are between the two. */
+/* The plan, then the body into exactly raw_bytes. INPUT: a buffer is too short, Arrow offsets
+ * fall, or places do not ascend. LIMIT: more than 2 GiB. The columns stay as they are between the two. */
 status_t messages_plan(const messages_t *messages, messages_plan_t *out);
 void messages_encode(const messages_t *messages, const messages_plan_t *plan, uint8_t *out,
                      size_t out_len);

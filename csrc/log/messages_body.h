@@ -13,6 +13,7 @@ typedef struct {
     uint64_t key_ends;
     uint64_t header_ends;
     uint64_t times;
+    uint64_t places;
     uint64_t values; /* the arrays of numbers end here */
 } messages_places_t;
 
@@ -23,7 +24,9 @@ static inline messages_places_t messages_places(uint32_t attributes, uint32_t ro
     places.key_ends = places.key_bits + ((attributes & BATCH_KEYS) != 0 ? bits : 0);
     places.header_ends = places.key_ends + ((attributes & BATCH_KEYS) != 0 ? ends : 0);
     places.times = places.header_ends + ((attributes & BATCH_HEADERS) != 0 ? ends : 0);
-    places.values = places.times + ((attributes & BATCH_TIMES) != 0 ? 8 * (uint64_t)rows : 0);
+    places.places = places.times + ((attributes & BATCH_TIMES) != 0 ? 8 * (uint64_t)rows : 0);
+    places.values = places.places;
+    if ((attributes & BATCH_PLACES) != 0) places.values += round_up_8(4 * (uint64_t)rows);
     return places;
 }
 

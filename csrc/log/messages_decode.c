@@ -18,6 +18,7 @@ typedef struct {
     strings_t key;
     strings_t headers;
     const uint8_t *times;
+    const uint8_t *places; /* NULL: 0, 1, 2 */
     uint32_t lo;
     uint32_t n;
 } view_t;
@@ -26,10 +27,26 @@ static bool has(const view_t *view, unsigned flag) {
     return (view->header.attributes & flag) != 0;
 }
 
-static uint64_t rows_from(const batch_header_t *header, uint64_t from_offset) {
+/* How many of the first rows are below an offset; without `places` of a batch that has some, as
+ * many as surely are: all or none. */
+static uint64_t rows_below(const batch_header_t *header, const uint8_t *places,
+                           uint64_t from_offset) {
     if (header->base_offset >= from_offset) return 0;
     const uint64_t below = from_offset - header->base_offset;
-    return below < header->rows ? below : header->rows;
+    if ((header->attributes & BATCH_PLACES) == 0) {
+        return below < header->rows ? below : header->rows;
+    }
+    if (below >= header->count) return header->rows;
+    uint64_t lo = 0, hi = places == NULL ? 0 : header->rows;
+    while (lo < hi) {
+        const uint64_t middle = (lo + hi) / 2;
+        if (load_le32(places + 4 * middle) < below) {
+            lo = middle + 1;
+        } else {
+            hi = middle;
+        }
+    }
+    return lo;
 }
 
 status_t messages_select(const uint8_t *bytes, size_t len, const messages_span_t *spans,
@@ -44,12 +61,13 @@ status_t messages_select(const uint8_t *bytes, size_t len, const messages_span_t
         const status_t status = batch_parse(bytes + at, len - at, &header);
         if (status != STATUS_OK) return status;
         if (header.length != spans[i].length) return STATUS_CORRUPT;
-        const uint64_t wanted = header.rows - rows_from(&header, from_offset);
-        if (wanted == 0 && rows == 0) {
+        const uint64_t wanted = header.rows - rows_below(&header, NULL, from_offset);
+        if (wanted == 0 && *out_n == 0) {
             *out_lo = i + 1;
             continue;
         }
-        rows += wanted;
+        const bool all = header.base_offset >= from_offset;
+        if (all || (header.attributes & BATCH_PLACES) == 0) rows += wanted;
         *out_n = i + 1 - *out_lo;
     }
     return STATUS_OK;
@@ -84,6 +102,16 @@ static bool take_strings(strings_t *strings, uint32_t rows, const uint8_t *body,
     return true;
 }
 
+/* Places ascend, and are among the offsets that the batch takes. */
+static bool places_sane(const uint8_t *places, const batch_header_t *header) {
+    for (size_t i = 0; i < header->rows; i++) {
+        const uint32_t place = load_le32(places + 4 * i);
+        if (place >= header->count) return false;
+        if (i > 0 && place <= load_le32(places + 4 * i - 4)) return false;
+    }
+    return true;
+}
+
 static bool parse_body(const uint8_t *body, view_t *view) {
     const uint32_t rows = view->header.rows;
     const uint64_t size = view->header.raw_bytes;
@@ -95,6 +123,10 @@ static bool parse_body(const uint8_t *body, view_t *view) {
     view->key = (strings_t){.ends = body + places.key_ends, .bits = body + places.key_bits};
     view->headers = (strings_t){.ends = body + places.header_ends};
     view->times = body + places.times;
+    if (has(view, BATCH_PLACES)) {
+        view->places = body + places.places;
+        if (!places_sane(view->places, &view->header)) return false;
+    }
     if (!take_strings(&view->value, rows, body, size, &at)) return false;
     if (has(view, BATCH_KEYS) && !take_strings(&view->key, rows, body, size, &at)) return false;
     if (has(view, BATCH_HEADERS) && !take_strings(&view->headers, rows, body, size, &at)) {
@@ -116,7 +148,7 @@ static status_t view_make(const messages_source_t *source, uint32_t i, uint64_t 
         body = source->bodies[i];
     }
     if (body == NULL || !parse_body(body, out)) return STATUS_CORRUPT;
-    out->lo = (uint32_t)rows_from(&out->header, source->from_offset);
+    out->lo = (uint32_t)rows_below(&out->header, out->places, source->from_offset);
     out->n = out->header.rows - out->lo;
     if (out->n > source->limit - rows) out->n = (uint32_t)(source->limit - rows);
     return STATUS_OK;
@@ -196,8 +228,13 @@ static void put_keys(const view_t *view, uint64_t row, messages_out_t *out) {
 }
 
 static void put_numbers(const view_t *view, uint64_t row, messages_out_t *out) {
-    const uint64_t offset = view->header.base_offset + view->lo;
-    for (uint32_t i = 0; i < view->n; i++) out->offset[row + i] = offset + i;
+    const uint64_t base = view->header.base_offset, lo = view->lo;
+    if (view->places == NULL) {
+        for (uint32_t i = 0; i < view->n; i++) out->offset[row + i] = base + lo + i;
+    } else {
+        const uint8_t *places = view->places + 4 * lo;
+        for (size_t i = 0; i < view->n; i++) out->offset[row + i] = base + load_le32(places + 4 * i);
+    }
     for (uint32_t i = 0; i < view->n; i++) out->txn_id[row + i] = view->header.txn_id;
     if (has(view, BATCH_TIMES)) {
         copy_bytes(out->timestamp + row, view->times + 8 * (size_t)view->lo, 8 * (size_t)view->n);

@@ -73,11 +73,20 @@ static status_t plan_times(const messages_t *messages, messages_plan_t *plan) {
     return STATUS_OK;
 }
 
+static bool places_ascend(const messages_t *messages) {
+    const uint8_t *places = messages->places;
+    for (size_t i = 1; places != NULL && i < messages->rows; i++) {
+        if (load_le32(places + 4 * i) <= load_le32(places + 4 * i - 4)) return false;
+    }
+    return true;
+}
+
 status_t messages_plan(const messages_t *messages, messages_plan_t *out) {
     const uint32_t rows = messages->rows;
     messages_plan_t plan = {.rows = rows};
     uint32_t null_values, null_keys, null_headers;
     if (rows > BATCH_COUNT_MAX) return STATUS_LIMIT;
+    if (!places_ascend(messages)) return STATUS_INPUT;
     status_t status = plan_strings(&messages->value, rows, &null_values, &plan.value_bytes);
     if (status == STATUS_OK) {
         status = plan_strings(&messages->key, rows, &null_keys, &plan.key_bytes);
@@ -90,6 +99,7 @@ status_t messages_plan(const messages_t *messages, messages_plan_t *out) {
     if (null_values != 0) plan.attributes |= BATCH_NULL_VALUES;
     if (null_keys != rows) plan.attributes |= BATCH_KEYS;
     if (plan.header_bytes != 0) plan.attributes |= BATCH_HEADERS;
+    if (messages->places != NULL) plan.attributes |= BATCH_PLACES;
     const uint64_t raw = messages_places(plan.attributes, rows).values +
                          round_up_8(plan.value_bytes) + round_up_8(plan.key_bytes) +
                          round_up_8(plan.header_bytes);
@@ -173,8 +183,10 @@ void messages_encode(const messages_t *messages, const messages_plan_t *plan, ui
         write_strings(&messages->headers, rows, plan->header_bytes, out + places.header_ends,
                       headers);
     }
-    if ((flags & BATCH_TIMES) == 0) return;
-    for (uint32_t i = 0; i < rows; i++) {
+    for (uint32_t i = 0; (flags & BATCH_TIMES) != 0 && i < rows; i++) {
         store_le64(out + places.times + 8 * (size_t)i, (uint64_t)time_at(messages, i));
     }
+    if ((flags & BATCH_PLACES) == 0) return;
+    copy_bytes(out + places.places, messages->places, 4 * (size_t)rows);
+    pad(out + places.places, 4 * (uint64_t)rows);
 }

@@ -139,6 +139,7 @@ int main(void) {
     RUN(test_log_batch);
     RUN(test_log_messages);
     RUN(test_log_headers);
+    RUN(test_log_last_keys);
     RUN(test_log_kafka);
     RUN(test_log_committed);
     RUN(test_damage);

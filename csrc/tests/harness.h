@@ -66,6 +66,7 @@ void test_memory_threads(void);
 void test_log_batch(void);
 void test_log_messages(void);
 void test_log_headers(void);
+void test_log_last_keys(void);
 void test_log_committed(void);
 void test_log_kafka(void);
 void test_damage(void);

@@ -44,6 +44,15 @@ log_sample_t log_sample(uint32_t rows, uint32_t offset) {
     return sample;
 }
 
+void log_sample_scatter(log_sample_t *sample) {
+    uint32_t at = random_below(3);
+    sample->places = exact(4 * (size_t)sample->messages.rows);
+    for (uint32_t i = 0; i < sample->messages.rows; i++, at += 1 + random_below(3)) {
+        store_le32(sample->places + 4 * (size_t)i, at);
+    }
+    sample->messages.places = sample->places;
+}
+
 void log_sample_drop(log_sample_t sample) {
     for (unsigned i = 0; i < 3; i++) {
         keys_drop(sample.strings[i]);
@@ -51,6 +60,7 @@ void log_sample_drop(log_sample_t sample) {
     }
     free(sample.times);
     free(sample.times_validity);
+    free(sample.places);
 }
 
 slice_t log_sample_at(const log_sample_t *sample, unsigned column, uint32_t row) {
@@ -70,6 +80,10 @@ int64_t log_sample_time(const log_sample_t *sample, uint32_t row) {
         return sample->messages.timestamp;
     }
     return (int64_t)load_le64(times->values + 8 * (times->offset + row));
+}
+
+uint32_t log_sample_place(const log_sample_t *sample, uint32_t row) {
+    return sample->places == NULL ? row : load_le32(sample->places + 4 * (size_t)row);
 }
 
 uint8_t *log_batch_of(const log_sample_t *sample, batch_header_t head, size_t *out_len) {

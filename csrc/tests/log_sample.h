@@ -14,14 +14,18 @@ typedef struct {
     uint8_t *validity[3];
     uint8_t *times;
     uint8_t *times_validity;
+    uint8_t *places;
 } log_sample_t;
 
 log_sample_t log_sample(uint32_t rows, uint32_t offset);
+/* Gives them places with gaps between them. */
+void log_sample_scatter(log_sample_t *sample);
 void log_sample_drop(log_sample_t sample);
 
 /* String `row` of column 0, 1, 2; NULL data when it is null. An empty one has data. */
 slice_t log_sample_at(const log_sample_t *sample, unsigned column, uint32_t row);
 int64_t log_sample_time(const log_sample_t *sample, uint32_t row);
+uint32_t log_sample_place(const log_sample_t *sample, uint32_t row);
 
 /* The messages as a batch of exact memory; of `head` all is taken but what they decide. */
 uint8_t *log_batch_of(const log_sample_t *sample, batch_header_t head, size_t *out_len);

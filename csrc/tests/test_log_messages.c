@@ -20,12 +20,15 @@ static stock_t stock_make(uint32_t most) {
         size_t len;
         const uint32_t rows = random_below(most), gap = random_below(3);
         stock.samples[i] = log_sample(rows, random_below(9));
-        batch_header_t head = {.base_offset = next, .count = rows + 1 + random_below(2)};
+        if (rows != 0 && random_below(3) == 0) log_sample_scatter(&stock.samples[i]);
+        const uint32_t reach = rows == 0 ? 0 : log_sample_place(&stock.samples[i], rows - 1) + 1;
+        batch_header_t head = {.base_offset = next, .count = reach + (rows == 0) + random_below(2)};
         if (random_below(2) == 0) {
             head.txn_id = 1 + random_below(9);
             head.attributes = BATCH_TRANSACTIONAL;
         }
-        if (random_below(4) == 0) head.attributes |= BATCH_CHUNK;
+        const bool scattered = stock.samples[i].places != NULL;
+        if (!scattered && random_below(4) == 0) head.attributes |= BATCH_CHUNK;
         uint8_t *batch = log_batch_of(&stock.samples[i], head, &len);
         EXPECT(batch_parse(batch, len, &stock.headers[i]) == STATUS_OK);
         stock.spans[i] = (messages_span_t){stock.all.len, (uint32_t)len, rows};
@@ -86,7 +89,7 @@ static void check_row(const log_sample_t *sample, const batch_header_t *header, 
                       const messages_out_t *out, uint64_t row, uint64_t nulls[3]) {
     slice_t headers = log_sample_at(sample, 2, i);
     if (headers.len == 0) headers.data = NULL;
-    EXPECT(out->offset[row] == header->base_offset + i);
+    EXPECT(out->offset[row] == header->base_offset + log_sample_place(sample, i));
     EXPECT(out->txn_id[row] == header->txn_id);
     EXPECT(out->timestamp[row] == log_sample_time(sample, i));
     expect_string(log_sample_at(sample, 0, i), out->value_validity, out->value_ends, out->values,
@@ -113,7 +116,8 @@ static void check_decode(const stock_t *stock, uint64_t from_offset, uint64_t li
     for (uint32_t b = 0; b < BATCHES; b++) {
         const batch_header_t *header = &stock->headers[b];
         for (uint32_t i = 0; i < header->rows; i++) {
-            if (header->base_offset + i < from_offset || row == limit) continue;
+            const uint32_t place = log_sample_place(&stock->samples[b], i);
+            if (header->base_offset + place < from_offset || row == limit) continue;
             EXPECT(row < sizes.rows);
             check_row(&stock->samples[b], header, i, &out, row++, nulls);
         }
@@ -175,6 +179,29 @@ static void check_refused(void) {
     log_sample_drop(sample);
 }
 
+/* Places that do not ascend, and one that is not among the offsets that the batch takes. */
+static void check_places_refused(void) {
+    for (int i = 0; i < 50; i++) {
+        log_sample_t sample = log_sample(2 + random_below(9), 0);
+        log_sample_scatter(&sample);
+        const uint32_t rows = sample.messages.rows, row = 1 + random_below(rows - 1);
+        const uint32_t last = log_sample_place(&sample, rows - 1);
+        size_t len;
+        uint8_t *batch = log_batch_of(&sample, (batch_header_t){.count = last + 1}, &len);
+        const messages_span_t span = {0, (uint32_t)len, rows};
+        const messages_source_t source = {batch, len, &span, 1, NULL, 0, UINT64_MAX};
+        messages_sizes_t sizes;
+        messages_plan_t plan;
+        EXPECT(messages_decode_size(&source, &sizes) == STATUS_OK);
+        store_le32(batch + offsetof(batch_header_t, count), last);
+        EXPECT(messages_decode_size(&source, &sizes) == STATUS_CORRUPT);
+        store_le32(sample.places + 4 * (size_t)row, log_sample_place(&sample, row - 1));
+        EXPECT(messages_plan(&sample.messages, &plan) == STATUS_INPUT);
+        free(batch);
+        log_sample_drop(sample);
+    }
+}
+
 static void check_spans(const stock_t *stock) {
     uint32_t lo, n;
     const uint8_t *bytes = stock->all.bytes;
@@ -203,4 +230,5 @@ void test_log_messages(void) {
         stock_drop(stock);
     }
     check_refused();
+    check_places_refused();
 }

@@ -15,6 +15,7 @@ from txnkv.core import (
     CommittedFilter,
     ControlType,
     CoreError,
+    LastKeys,
     all_data,
     check_batch,
     crc32c,
@@ -82,6 +83,55 @@ def decode_all(buf, from_offset=0, limit=None):
 def test_same_bytes_as_the_reference(rows, padding, txn_id):
     encoded = encode_batch(record_batch(rows, padding=padding), timestamp=3, txn_id=txn_id)
     assert encoded == reference.encode_batch(rows, 3, txn_id)
+
+
+@given(
+    st.lists(st.tuples(rows, st.integers(0, 2)), min_size=1, max_size=20),
+    st.integers(0, 3),
+    st.integers(0, 70),
+    st.none() | st.integers(0, 20),
+)
+def test_places(pairs, behind, from_offset, limit):
+    """Gaps before and between messages, and behind the last one."""
+    found = [row for row, _ in pairs]
+    places = [i + sum(gap for _, gap in pairs[: i + 1]) for i in range(len(pairs))]
+    count = places[-1] + 1 + behind
+    encoded = encode_batch(
+        record_batch(found), timestamp=3, places=pa.array(places, pa.uint32()), count=count
+    )
+    assert encoded == reference.encode_batch(found, 3, places=places, count=count)
+    plain = reference.encode_batch(found, 3)
+    seen = [m for b in reference.batches(reference.place(encoded + plain, 7)) for m in b.messages]
+    wanted = [tuple(message) for message in seen if message.offset >= from_offset]
+    assert decode_all(place(encoded + plain, 7), from_offset, limit) == wanted[:limit]
+
+
+def test_places_are_among_the_offsets_that_are_taken():
+    places = pa.array([0, 5], pa.uint32())
+    with pytest.raises(ValueError, match="up to place 5 of 5"):
+        encode_batch(messages(b"a", b"b"), timestamp=1, places=places, count=5)
+
+
+@given(st.lists(st.lists(rows, min_size=1, max_size=20), min_size=1, max_size=5), st.integers(0, 5))
+def test_last_keys(parts, oldest):
+    """Against a dict."""
+    table, last, at, batches = LastKeys(), {}, 0, []
+    for part in parts:
+        buf = place(encode_batch(record_batch(part), timestamp=3), at)
+        batches.append(decode(buf, all_data(buf, 0, 1 << 62), 0))
+        table.note(batches[-1])
+        last |= {row.key: at + i for i, row in enumerate(part) if row.key is not None}
+        at += len(part)
+    assert len(table) == len(last)
+    assert all(table.last(key) == offset for key, offset in last.items())
+    assert table.last(b"no such key") == table.last(None) == -1
+    for batch in [*batches, batches[0].slice(1), batches[-1].slice(0, 0)]:
+        kept = [
+            i
+            for i, (offset, time, key, value, *_) in enumerate(tuples(batch))
+            if key is None or (last[key] <= offset and not (value is None and time < oldest))
+        ]
+        assert table.choose(batch, oldest).to_pylist() == kept
 
 
 @given(st.lists(rows, min_size=1, max_size=20), st.sampled_from(["value", "value key", "headers"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -147,23 +146,69 @@ def test_somebody_else_compacts_meanwhile(
     send(client, ("a", "1"))
     send(client, ("a", None), timestamp=LONG_AGO)
     internals.flush(client)
-    (partition,) = internals.topics(client).partitions(topic.info)
-    wanted = key_compaction._Pass._wanted
-
-    def meanwhile(self: Any, *args: Any) -> Any:
-        monkeypatch.setattr(key_compaction._Pass, "_wanted", wanted)
-        other = threading.Thread(
-            target=key_compaction.compact,
-            args=(internals.topics(client), partition),
-            kwargs={"force": True},
-        )
-        other.start()
-        other.join()
-        return wanted(self, *args)
-
-    monkeypatch.setattr(key_compaction._Pass, "_wanted", meanwhile)
-    assert key_compaction.compact(internals.topics(client), partition, force=True).messages == 0
+    engine = internals.topics(client)
+    (partition,) = engine.partitions(topic.info)
+    between(monkeypatch, lambda: key_compaction.compact(engine, partition, force=True))
+    assert key_compaction.compact(engine, partition, force=True).messages == 0
     assert left(topic) == []
+
+
+def between(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Do something when the next pass has noted its keys, before each of its pieces."""
+    pieces = key_compaction._Pass._pieces
+
+    def meanwhile(self: Any, upto: int) -> Any:
+        for piece in pieces(self, upto):
+            monkeypatch.setattr(key_compaction._Pass, "_pieces", pieces)
+            do()
+            yield piece
+
+    monkeypatch.setattr(key_compaction._Pass, "_pieces", meanwhile)
+
+
+def test_what_hides_others_is_cut_off_meanwhile(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, ("a", "1"))
+    internals.flush(client)
+    send(client, ("a", "2"))
+    internals.flush(client)
+    (partition,) = internals.topics(client).partitions(topic.info)
+
+    def cut() -> None:
+        partition.environment.write(lambda txn: partition.log.truncate(txn, 1))
+
+    between(monkeypatch, cut)
+    assert key_compaction.compact(internals.topics(client), partition).messages == 0
+    with partition.environment.read() as txn:
+        assert core.read_header(partition.log.read(txn, 0, 1000)[0]).rows == 1
+
+
+def test_a_topic_that_keeps_all_from_now_on(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get the lock of cuts between two pieces, and what they change holds."""
+    monkeypatch.setattr(key_compaction, "_PIECE_BYTES", 1)
+    for number in range(4):
+        send(client, ("a", f"{number}"))
+        internals.flush(client)  # a piece of its own
+    between(monkeypatch, lambda: topic.alter(cleanup="delete"))
+    assert client.compact().messages_left_out == 0
+    assert len(left(topic)) == 4
+
+
+def test_a_store_with_gaps_says_so(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    directory = internals.topics(client).store.directory
+    with client.transaction() as txn:
+        for key in ("a", "b", "a", "c"):
+            txn.send(topic, key, key=key)
+    assert directory.features == []
+    assert client.compact().messages_left_out == 1
+    assert directory.features == ["places"]
+    assert core.read_header(raw(client, TOPIC)).has_places
+    assert [each[0] for each in left(topic)] == [1, 2, 3]
+    with topic.consumer(start={0: 2}) as consumer:
+        assert [each.offset for each in consumer.poll(timeout=0)] == [2, 3]
 
 
 def test_it_stops_when_it_is_told(

@@ -4,10 +4,11 @@
               checkpoints: status.db alone. A thread in each process that has the store open to
               write, whether it writes or not; in all others it gives up what was removed
     resume    bringing to their end what was aborted there and what dead processes left
-    sweep     the work of the layers above: flush, end markers, removal of what was dropped
+    sweep     the work of the layers above: flush, end markers, removal of what was dropped. What
+              takes long is a sweep of its own, on a thread of its own
     publish   this process's numbers, for who watches the store: see `watch`
 
-The leader's round begins the other two on threads of their own, which are there only while they
+The leader's round begins the others on threads of their own, which are there only while they
 work: a flush of a minute, or a log that does not answer, holds up neither the lease nor expiry.
 None of them waits for a lock that a stopped process may hold (`not_waiting`). All stop with close,
 and a forked child begins without them until it opens or writes.
@@ -182,6 +183,7 @@ class Maintenance:
         self._history = history
         self._poll = poll
         self._sweeps: list[Sweep] = []
+        self._slow: list[Sweep] = []
         self._looks: list[Callable[[], object]] = [store.environments.close_gone]
         self._published = _Published(store.directory.runtime_path)
         self._looked: int | None = None
@@ -201,9 +203,18 @@ class Maintenance:
         self._quiet: int | None = None
         self._quiet_since = 0
 
-    def add_sweep(self, sweep: Sweep) -> None:
-        """Add work of a layer above; called in each round of the leader."""
-        self._sweeps.append(sweep)
+    def add_sweep(self, sweep: Sweep, *, beside: str | None = None) -> None:
+        """Add work of a layer above; called in each round of the leader.
+
+        Args:
+            sweep: the work.
+            beside: of what takes long, the name of its own thread: the others do not wait for it.
+        """
+        if beside is None:
+            self._sweeps.append(sweep)
+            return
+        self._slow.append(sweep)
+        self._beside.append(_Beside(beside, partial(self._sweep_slowly, sweep)))
 
     def add_look(self, look: Callable[[], object]) -> None:
         """Add what every process does now and then when something changed: giving up what others
@@ -273,6 +284,8 @@ class Maintenance:
             if led is _Led.BUSY:
                 self._resume(resume_all)
                 self._sweep()
+                for slow in self._slow:
+                    self._sweep_slowly(slow)
         except LeaseLostError:
             return False
         return led is not _Led.BY_ANOTHER
@@ -326,6 +339,10 @@ class Maintenance:
                 self._store.environments.reader_check()
                 self._store.environments.give_room_back()
         self._swept = number
+
+    @not_waiting()
+    def _sweep_slowly(self, sweep: Sweep) -> None:
+        self._each(sweep.__qualname__, partial(sweep, self.lease))
 
     def _each(self, sweep: str, do: Callable[[], object]) -> None:
         """One sweep; the others go on when it fails."""

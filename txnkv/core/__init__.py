@@ -12,6 +12,7 @@ belongs to one thread at a time unless it is only read.
     layers                         keys and short ranges in what is published of a tablet
     row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
     log_batch, log_messages, value_layout    the log of a topic, typed values
+    last_keys                      the last message of each key
     kafka_records                  its messages as Kafka's clients have them
     column_types, column_texts     types of columns; values that come as text
     compute                        Arrow's kernels, loaded when first used
@@ -56,6 +57,7 @@ from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order,
 from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
 from txnkv.core.kafka_records import decode_records, encode_records
 from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
+from txnkv.core.last_keys import LastKeys
 from txnkv.core.layers import FEW, LayerBlock, LayerRowSet, Layers, LayerStep, Load, RowSlices
 from txnkv.core.log_batch import (
     HEADER_BYTES,

@@ -56,6 +56,7 @@ class Attributes(IntFlag):
     TIMES = 256
     NULL_VALUES = 512
     CHUNK = 1024  # the rows are pieces of one large message
+    PLACES = 2048  # message i has not place i among the offsets taken
 
 
 class BatchHeader(NamedTuple):
@@ -94,6 +95,11 @@ class BatchHeader(NamedTuple):
     def is_chunk(self) -> bool:
         """True when the rows are pieces of one large message."""
         return bool(self.attributes & 1024)
+
+    @property
+    def has_places(self) -> bool:
+        """True when offsets without a message lie before or between its messages."""
+        return bool(self.attributes & 2048)
 
     @property
     def codec(self) -> str | None:

@@ -169,7 +169,7 @@ _STRINGS = {pa.binary().id, pa.string().id}
 _COLUMNS = {"value": 0, "key": 1, "headers": 2, "timestamp": 3}
 _NONE = (0, 0, 0, 0, 0, 0, 0)
 # messages_t, packed here: filling it field by field took most of the time of a small batch.
-_FIELDS = struct.Struct("@28Qq2I")
+_FIELDS = struct.Struct("@29Qq2I")
 assert _FIELDS.size == ffi.sizeof("messages_t")
 _MESSAGES = ffi.typeof("messages_t *")
 _PLAN = ffi.typeof("messages_plan_t *")
@@ -191,6 +191,8 @@ def encode_batch(
     base_sequence: int = -1,
     codec: str | None = None,
     chunk: Chunk | None = None,
+    places: pa.UInt32Array | None = None,
+    count: int | None = None,
 ) -> bytes:
     """Messages as one batch, without its offset, which `place` sets.
 
@@ -206,6 +208,8 @@ def encode_batch(
         base_sequence: its sequence number of the first message; -1 for none.
         codec: None, "lz4" or "zstd"; a batch that it would not make smaller goes without.
         chunk: which piece of a large message this is.
+        places: of the messages among the offsets that the batch takes, ascending; None: 0, 1, 2.
+        count: offsets that it takes; None: as many as messages.
 
     Raises:
         CoreError: more data than a batch can hold (2 GiB).
@@ -216,7 +220,13 @@ def encode_batch(
         raise ValueError(f"codec {codec!r}; there are None, 'lz4' and 'zstd'")
     if decided and not txn_id:
         raise ValueError("a decided batch without a transaction; give its txn_id")
-    held, source = _source(messages, timestamp)
+    taken = messages.num_rows if count is None else count
+    reach = messages.num_rows if places is None else places[-1].as_py() + 1
+    if reach > taken:
+        raise ValueError(f"messages up to place {reach - 1} of {taken}; give more offsets")
+    if reach == messages.num_rows:
+        places = None  # they are 0, 1, 2
+    held, source = message_source(messages, timestamp, places)
     plan = ffi.new(_PLAN)
     check(lib.messages_plan(source, plan), f"encoding {messages.num_rows} messages")
     flags = plan.attributes | (8 if txn_id else 0) | (32 if decided else 0)
@@ -237,7 +247,7 @@ def encode_batch(
     del held
     n, times = plan.rows, (plan.base_timestamp, plan.max_timestamp)
     ids = (producer_id, base_sequence, epoch, 0)
-    fields = [0, 0, 0, 0, 0, flags, n, txn_id, *times, *ids, n, plan.raw_bytes]
+    fields = [0, 0, 0, 0, 0, flags, taken, txn_id, *times, *ids, n, plan.raw_bytes]
     lib.batch_seal(ffi.new(_HEADER, fields), memory, len(out))
     return out
 
@@ -279,7 +289,9 @@ def encode_message(
     return out
 
 
-def _source(messages: pa.RecordBatch, timestamp: int) -> tuple[list[Any], Any]:
+def message_source(
+    messages: pa.RecordBatch, timestamp: int, places: pa.UInt32Array | None = None
+) -> tuple[list[Any], Any]:
     """The columns as the core takes them, and what must live as long."""
     if not messages.num_rows:
         raise ValueError("a batch of no messages; give it one at least")
@@ -292,7 +304,12 @@ def _source(messages: pa.RecordBatch, timestamp: int) -> tuple[list[Any], Any]:
         columns[at] = _column(messages.column(i), at == 3, held)
     if not columns[0]:
         raise ValueError(f"messages of {messages.schema.names}; a column 'value' is missing")
-    packed = _FIELDS.pack(*chain.from_iterable(columns), timestamp, messages.num_rows, 0)
+    address = 0
+    if places is not None:
+        held.append(places)
+        address = places.buffers()[1].address + 4 * places.offset
+    fields = (address, timestamp, messages.num_rows, 0)
+    packed = _FIELDS.pack(*chain.from_iterable(columns), *fields)
     held.append(packed)
     return held, ffi.cast(_MESSAGES, ffi.from_buffer(packed))
 

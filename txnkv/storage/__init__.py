@@ -30,6 +30,7 @@ from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
 from txnkv.storage.directory import (
     INDEXES,
     KEY_SHARING,
+    PLACES,
     StoreDirectory,
     make_private_directory,
     make_private_file,

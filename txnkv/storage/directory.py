@@ -52,7 +52,9 @@ INDEXES: Final = "indexes"
 """The feature of a store that has had an index: who does not know of it writes past it."""
 KEY_SHARING: Final = "key_shared"
 """The feature of a store that has had a key_shared subscription: its leases have hashes of keys."""
-KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING})
+PLACES: Final = "places"
+"""The feature of a store of which a batch has had gaps between the offsets of its messages."""
+KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING, PLACES})
 
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"

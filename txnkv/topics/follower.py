@@ -32,7 +32,7 @@ import lmdb
 from txnkv.core import BatchHeader, walk
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
-from txnkv.topics.log import whole
+from txnkv.topics.log import declare_places, whole
 from txnkv.topics.read import READ_UNCOMMITTED, FetchResult, bounds, fetch
 from txnkv.topics.topics import Partition, Topics
 
@@ -152,6 +152,7 @@ class Follower:
     # -- writing -----------------------------------------------------------------------
 
     def _put(self, records: Any) -> None:
+        declare_places(self._topics.store, records)
         self._copy.environment.write(lambda txn: self._copy.log.put(txn, [records]))
         fault_point("follow.put")
 

@@ -22,11 +22,16 @@ A large message is all of its pieces, at the offset of the last one; its key is 
 stay or all go. One whose end is not looked at yet stays.
 
 Copies of topics of other stores are compacted by themselves, but for their last segments.
+
+`Store.log_cuts` is held for a piece, and given back between two. What may come between: the log is
+cut off or rewritten by others, which its record says, the topic is dropped or keeps all messages
+from now on: then the pass ends. Retention takes the beginning, which hides nothing. Keys are noted
+without the lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -34,10 +39,10 @@ from typing import Any, Final
 import lmdb
 import pyarrow as pa
 
-from txnkv.core import BatchHeader, Spans, decode, read_chunk
+from txnkv.core import BatchHeader, LastKeys, Spans, decode, read_chunk
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
-from txnkv.topics.log import next_offset
+from txnkv.topics.log import Rewritten, declare_places, next_offset
 from txnkv.topics.messages import now_micros
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.topic_catalog import TopicInfo
@@ -50,8 +55,11 @@ declare_fault_point("compaction.marked", "how far a log is compacted is noted, d
 _MOST_KEYS: Final = 1 << 20
 """Keys that a pass notes, about."""
 
-_PIECE_BYTES: Final = 16 << 20
-"""Bytes of batches of a piece, about: it is looked at in a second or two."""
+_PIECE_BYTES: Final = 4 << 20
+"""Bytes of batches of a piece, about: others wait so long."""
+
+_MOST_BYTES: Final = 256 << 20
+"""Bytes of memory for them, about."""
 
 _READ_BYTES: Final = 1 << 20
 
@@ -129,6 +137,9 @@ def compact(
             return done
 
 
+_NOTHING: Final = pa.array([], pa.uint32())
+
+
 @dataclass
 class _Large:
     """Large messages that end in what a pass looks at.
@@ -155,26 +166,39 @@ class _Pass:
         self._log = partition.log
         self._environment = partition.environment
         self._check = check
-        self._last: dict[bytes, int] = {}
+        self._last = LastKeys()
         self._large = _Large()
         self._oldest = now_micros() - int(partition.topic.options.tombstone_seconds * 1e6)
         self.done = HiddenLeftOut()
         self.is_last = True
+        self._known = Rewritten()
 
     def run(self, *, force: bool) -> _Pass | None:
         """Do it; None when there is nothing to do."""
         with self._environment.read() as txn:
-            start, mark = self._log.start(txn), self._log.rewritten(txn).upto
+            start, self._known = self._log.start(txn), self._log.rewritten(txn)
+            mark = self._known.upto
             upto = self._limit(txn, force=force)
             if upto <= start or not (force or self._is_worth_it(txn, mark, upto)):
                 return None
         upto = self._note_keys(max(mark, start), upto)
+        store = self._topics.store
         for low, high in self._pieces(upto):
-            if not self._rewrite(low, high):
-                return self  # what hides messages there must stay, too
-        self._environment.write(lambda txn: self._note_mark(txn, upto))
-        fault_point("compaction.marked")
+            with store.log_cuts(wait=force):
+                if not (self._is_wanted_still() and self._rewrite(low, high)):
+                    return self  # what hides messages there must stay, too
+        with store.log_cuts(wait=force):
+            if self._environment.write(lambda txn: self._note_mark(txn, upto)):
+                fault_point("compaction.marked")
         return self
+
+    def _is_wanted_still(self) -> bool:
+        topics, topic = self._topics, self._partition.topic
+        found = topics.find(topic.name)
+        if found is None or found.id != topic.id:
+            return False
+        topics.partitions(found)  # they have its options from here on
+        return found.options.cleanup == "compact"
 
     # -- how far -----------------------------------------------------------------------
 
@@ -210,24 +234,27 @@ class _Pass:
         for rows in reader.batches(upto):
             self._check()
             large.ends |= {first: end for end, first in reader.large.items()}
-            keys, offsets = rows.column("key").to_pylist(), rows.column("offset").to_pylist()
-            last.update(zip(keys, offsets, strict=True))
-            if len(last) > _MOST_KEYS and offsets[-1] < upto - 1:
+            last.note(rows)
+            seen = rows.column("offset")[-1].as_py() + 1
+            is_full = len(last) > _MOST_KEYS or last.nbytes > _MOST_BYTES
+            if is_full and seen < upto:
                 with self._environment.read() as txn:
-                    nearer = self._edge(txn, offsets[-1] + 1)
+                    nearer = self._edge(txn, seen)
                 if nearer > begin:
                     upto, self.is_last = nearer, False
                     break
-        last.pop(None, None)  # type: ignore[call-overload]
         large.begun = reader.begun
         with self._environment.read() as txn:
             state = self._log.state_at(txn, upto)
         large.open = {each.txn_id for each in state.open.below(1 << 64)}
         return upto
 
-    def _note_mark(self, txn: lmdb.Transaction, upto: int) -> None:
+    def _note_mark(self, txn: lmdb.Transaction, upto: int) -> bool:
         self._check()
+        if self._log.rewritten(txn) != self._known:
+            return False
         self._log.note_rewritten(txn, upto)
+        return True
 
     # -- pieces ------------------------------------------------------------------------
 
@@ -256,7 +283,9 @@ class _Pass:
         """Rewrite a piece; False when somebody else has, meanwhile."""
         self._check()
         with self._environment.read() as txn:
-            known = self._log.rewritten(txn)
+            known = self._known
+            if self._log.rewritten(txn) != known:
+                return False
             if self._log.segments(txn)[0].base > low:
                 return True  # retention has taken it
             state = self._log.state_at(txn, low)
@@ -267,6 +296,9 @@ class _Pass:
             piece = piece._replace(batches=[bytes(batch) for batch in piece.batches])
             before = sum(len(chunk) for _, chunk in self._log.chunks(txn).between(low, high))
 
+        for batch in piece.batches:
+            declare_places(self._topics.store, batch)
+
         def put(txn: lmdb.Transaction) -> bool:
             self._check()
             if self._log.rewritten(txn) != known or self._log.segments(txn)[0].base > low:
@@ -276,30 +308,27 @@ class _Pass:
 
         if not self._environment.write(put):
             return False
+        self._known = known._replace(pieces=known.pieces + 1)
         self.done.add(HiddenLeftOut(piece.dropped, before, sum(map(len, piece.batches))))
         fault_point("compaction.put")
         return True
 
     # -- messages ----------------------------------------------------------------------
 
-    def _wanted(self, header: BatchHeader, batch: Any) -> Sequence[int] | None:
+    def _wanted(self, header: BatchHeader, batch: Any) -> pa.UInt32Array | None:
         """The messages of a batch that no later one hides; None: all."""
         chunk = read_chunk(batch)
         if chunk is not None and chunk.piece:
-            return () if chunk.message_id in self._large.gone else None
+            return _NOTHING if chunk.message_id in self._large.gone else None
         if not header.rows:
-            return ()
+            return _NOTHING
         rows = decode(batch, Spans.of([(0, header.length)]), 0, checked=True)
         if chunk is not None:
             if not self._is_large_hidden(header, rows):
                 return None
             self._large.gone.add(chunk.message_id)
-            return ()
-        last, base = self._last, header.base_offset
-        keys = rows.column("key").to_pylist()
-        kept = [i for i, key in enumerate(keys) if last.get(key, -1) <= base + i]
-        if rows.column("value").null_count:
-            kept = [i for i in kept if not self._is_over(rows, i)]
+            return _NOTHING
+        kept = self._last.choose(rows, self._oldest)
         return None if len(kept) == header.rows else kept
 
     def _is_large_hidden(self, header: BatchHeader, rows: pa.RecordBatch) -> bool:
@@ -307,11 +336,4 @@ class _Pass:
         if base in large.begun or header.txn_id in large.open:
             return False
         end = large.ends.get(base, base)
-        return self._last.get(rows.column("key")[0].as_py(), -1) > end
-
-    def _is_over(self, rows: pa.RecordBatch, row: int) -> bool:
-        """Tell whether a message is a tombstone whose time is over."""
-        if rows.column("value")[row].is_valid or not rows.column("key")[row].is_valid:
-            return False
-        stamp: int = rows.column("timestamp").cast(pa.int64())[row].as_py()
-        return stamp < self._oldest
+        return self._last.last(rows.column("key")[0].as_py()) > end

@@ -267,10 +267,12 @@ class TopicEngine(Topics):
         self.staged = StagedSendsFolder(self)
         self._swept_term: int | None = None
         self._enforced: int | None = None
+        self._compacted: int | None = None
         handlers = PartitionParticipants(self), self.subscriptions.handler, self.staged.handler
         for handler in handlers:
             coordinator.orchestrator.add_handler(handler)
         coordinator.maintenance.add_sweep(self.sweep)
+        coordinator.maintenance.add_sweep(self.compact_keys, beside="txnkv-compact")
         coordinator.maintenance.add_look(self.forget_gone)
 
     def create(
@@ -351,16 +353,24 @@ class TopicEngine(Topics):
         now = clock.monotonic_micros()
         if self._enforced is None or now - self._enforced >= ENFORCED_EVERY:
             with self.store.log_cuts(wait=False):
-                leads = retention.checked_by(self, lease)
-                retention.enforce_all(self, leads)
-
-                def check() -> None:
-                    self.coordinator.maintenance.require_running()
-                    leads()
-
-                key_compaction.compact_all(self, check)
+                retention.enforce_all(self, retention.checked_by(self, lease))
             producers.forget_idle(self.store, lease)
             self._enforced = now
+
+    def compact_keys(self, lease: Lease) -> None:
+        """The leader's compaction of keys, on a thread beside its sweeps."""
+        now = clock.monotonic_micros()
+        if self._compacted is not None and now - self._compacted < ENFORCED_EVERY:
+            return
+        leads = retention.checked_by(self, lease)
+
+        def check() -> None:
+            self.coordinator.maintenance.require_running()
+            leads()
+
+        with self.coordinator.damage.guard("topics", "compaction of keys"), suppress(BusyError):
+            key_compaction.compact_all(self, check)
+            self._compacted = now
 
     def _sweep_side_logs(self, lease: Lease) -> None:
         def check() -> None:
@@ -382,10 +392,7 @@ class TopicEngine(Topics):
         """Compact all topics that are to be, as far as they are decided; behind a backup, if there
         are some.
         """
-        if not key_compaction.compacted(self):
-            return key_compaction.HiddenLeftOut()
-        with self.store.log_cuts():
-            return key_compaction.compact_all(self, force=True)
+        return key_compaction.compact_all(self, force=True)
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""

@@ -19,6 +19,7 @@ from txnkv.topics.log.log_chunks import (
     SideRun,
     behind,
     damaged,
+    declare_places,
     first_length,
     gathered,
     is_side_list,

@@ -38,8 +38,10 @@ from txnkv.core import (
     read_control,
     read_header,
     sound,
+    walk,
 )
 from txnkv.errors import CorruptionError
+from txnkv.storage import PLACES, Store
 from txnkv.topics.log.partition_state import AbortedEntry
 
 CHUNK_BYTES: Final = (64 << 10) - 16
@@ -343,3 +345,11 @@ def side_bytes(marker: Any) -> int:
         CorruptionError: it is none, or damaged.
     """
     return sum(run.bytes for run in read_marker(marker).runs)
+
+
+def declare_places(store: Store, batches: Any) -> None:
+    """Before a log has batches with places, FORMAT says so: see `StoreDirectory.add_feature`."""
+    has_places = any(header.has_places for _, header in walk(batches))
+    if has_places and PLACES not in store.directory.features:
+        with store.status.write():
+            store.directory.add_feature(PLACES)

@@ -1,13 +1,13 @@
 """Rewriting a piece of a log: batches with fewer messages, in place of those that are there.
 
 A log stays dense, and its messages keep their offsets. A batch may take more offsets than it has
-messages, behind them; so what is left of a batch is a batch for each run of messages, and what lies
-between them goes with the one before:
+messages; so what is left of a batch takes its place, and says where its messages are. What was a
+batch that has none left goes with the one before:
 
     offset     0    1    2    3    4    5    6    7    8         P1, P2: of transactions
     before   [ a    b    c    d ][P2 ][P1   x ][C1 ][A2 ]        P2 aborted, a, c and x wanted
-    after    [ a      ][ c           ][P1     ][C1 ][fil]
-               a, count 2  c, count 3   P1 is x, at 6: see below
+    after    [ a         c           ][P1   x ][C1 ][fil]
+               count 5, places 0 and 2     count 2, place 1
 
     decided     batches without messages go; so do FILLERs
     committed   what has no message left goes with its COMMIT marker. While one is left the marker
@@ -24,11 +24,12 @@ made anew from the batches. Snapshots within go: a replay begins at the edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
+import pyarrow as pa
 
 from txnkv.core import (
     BatchHeader,
@@ -46,6 +47,7 @@ from txnkv.core import (
     read_header,
     resized,
 )
+from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, declare_fault_point, fault_point
 from txnkv.topics.log.log_chunks import KEY, base_at, delete_range, gathered
@@ -53,13 +55,15 @@ from txnkv.topics.log.log_state import LogParts
 from txnkv.topics.log.log_writer import counted_segment, walked
 from txnkv.topics.log.partition_state import CONTROL, MemoryOpenTxns, PartitionState
 
-Wanted: TypeAlias = Callable[[BatchHeader, Any], Sequence[int] | None]
-"""Which messages of a committed batch stay, by their places in it, ascending; None: all."""
+Wanted: TypeAlias = Callable[[BatchHeader, Any], pa.UInt32Array | None]
+"""Which messages of a committed batch stay, by their numbers in it, ascending; None: all."""
 
 declare_fault_point("log.rewritten", "a piece of a log is rewritten, not committed")
 
 _MOST: Final = (1 << 31) - 1
 
+
+_NOTHING: Final = pa.array([], pa.uint32())
 
 _Span: TypeAlias = tuple[int, int]
 """A transaction, and where it begins: one that sends again behind its end begins again."""
@@ -79,12 +83,12 @@ class _Batch:
     data: memoryview
     control: Control | None
     span: _Span | None = None
-    rows: Sequence[int] | None = ()
+    rows: pa.UInt32Array | None = field(default_factory=lambda: _NOTHING)
     stays: bool = False
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.header.rows and (self.rows is None or self.rows))
+        return bool(self.header.rows and (self.rows is None or len(self.rows)))
 
 
 @dataclass
@@ -248,40 +252,26 @@ class PieceRewriter:
         return out.end()
 
     def _put_rows(self, out: _Out, batch: _Batch) -> None:
-        """Batches of the messages that are wanted, each of a run of them."""
+        """Put the messages that are wanted in the batch's place, at their offsets."""
         header, data = batch.header, batch.data
-        runs = list(_runs(batch.rows or ()))
-        at = runs[0][0] if runs else header.count
-        if at and batch.stays:
-            out.add(emptied(data, at), header._replace(count=at))
-        elif at:
-            out.skip(header.base_offset, at, header.max_timestamp)
-        if not runs:
+        if not batch.has_rows:
+            out.add(emptied(data, header.count), header)
             return
-        rows = decode(data, Spans.of([(0, header.length)]), 0, checked=True)
-        rows = rows.select(["timestamp", "key", "value", "headers"])
-        for begin, end in runs:
-            if begin > at:
-                out.skip(header.base_offset + at, begin - at, header.max_timestamp)
-            made = self._encoded(header, rows.slice(begin, end - begin), begin)
-            out.add(made, header._replace(count=end - begin))
-            at = end
-        if header.count > at:
-            out.skip(header.base_offset + at, header.count - at, header.max_timestamp)
-
-    def _encoded(self, header: BatchHeader, rows: Any, begin: int) -> bytes:
-        sequence = header.base_sequence
+        rows = decode(data, Spans.of([(0, header.length)]), 0, checked=True).take(batch.rows)
+        places = pc.subtract(rows.column("offset"), pa.scalar(header.base_offset, pa.uint64()))
         made = encode_batch(
-            rows,
+            rows.select(["timestamp", "key", "value", "headers"]),
             timestamp=header.base_timestamp,
             txn_id=header.txn_id,
             decided=header.is_decided,
             producer_id=header.producer_id,
             epoch=header.epoch,
-            base_sequence=sequence if sequence < 0 else (sequence + begin) & _MOST,
+            base_sequence=header.base_sequence,
             codec=header.codec or self._codec,
+            places=places.cast(pa.uint32()),
+            count=header.count,
         )
-        return place(made, header.base_offset + begin, header.commit_ts)
+        out.add(place(made, header.base_offset, header.commit_ts), header)
 
 
 class LogPiece(NamedTuple):
@@ -328,19 +318,6 @@ def _require_intact(chunk: Any, at: int) -> None:
         check_batch(chunk, at)
     except CoreError as error:
         raise CorruptionError(f"log: {error}") from None
-
-
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Places that follow each other, as ranges."""
-    begin = end = -1
-    for at in places:
-        if at != end:
-            if begin >= 0:
-                yield begin, end
-            begin = at
-        end = at + 1
-    if begin >= 0:
-        yield begin, end
 
 
 def _control(chunk: Any, at: int, header: BatchHeader) -> Control | None:

@@ -499,7 +499,7 @@ def first_not_older(batches: Any, low: int, micros: int) -> int | None:
     for at, header in walked(batches):
         if header.max_timestamp < micros or not header.rows or header.next_offset <= low:
             continue
-        if header.base_timestamp >= micros:
+        if header.base_timestamp >= micros and not header.has_places:
             return max(header.base_offset, low)
         found = _inside(batches[at : at + header.length], low, micros)
         if found is not None:
