@@ -12,12 +12,16 @@ class Table:
     """Rows of one table between Python values and bytes (csrc/native/row_table.h)."""
 
     def __new__(
-        cls, columns: tuple[Column, ...], key: tuple[int, ...], error: type[Exception], /
-    ) -> Table: ...
+        cls, columns: tuple[Column, ...], key: tuple[int, ...], error: type[Exception],
+        missing: object, /,
+    ) -> Table: ...  # fmt: skip
     def fits(self, column: int, value: object, /) -> bool: ...
     def key(self, given: Any, /) -> bytes | None: ...
+    def missing(self, given: tuple[Any, ...], /) -> bytes | None: ...
     def row(self, given: Any, /) -> tuple[bytes, bytes] | None: ...
-    def values(self, given: tuple[Any, ...], /) -> tuple[bytes, bytes]: ...
+    def values(
+        self, given: tuple[Any, ...], old: bytes | None = None, /
+    ) -> tuple[bytes, bytes]: ...  # fmt: skip
     def dict(self, key: bytes, row: bytes, /) -> dict[str, Any]: ...
 
 class Handlers:
@@ -60,12 +64,16 @@ class Published:
     def find(self, key: bytes, snapshot: int, /) -> Any: ...
 
 class Reader:
-    """Rows of a table by their keys, as dicts (csrc/native/reader.c)."""
+    """Rows of a table one by one, read and written (csrc/native/reader.c)."""
 
     def __new__(cls, table: Table, tablets: tuple[Any, ...], hashed: bool, /) -> Reader: ...
     def get(
-        self, key: Any, snapshot: int | None = None, add_key: Any = None, /
+        self, key: Any, snapshot: int | None = None, add_key: Any = None, own: Any = None, /
     ) -> Any: ...  # fmt: skip
+    def write(
+        self, op: int, values: tuple[Any, ...], own: dict[int, Any], number: int, snapshot: int,
+        add_key: Any, /,
+    ) -> int: ...  # fmt: skip
 
 class Words:
     """The 64-bit words of a writable buffer; all operations are sequentially consistent."""
@@ -88,7 +96,7 @@ class RowCheck:
     """Rows on their way into a session (csrc/native/row_check.c)."""
 
     def __new__(
-        cls, table: Table, slow: Callable[[Any], tuple[Any, ...]], of_keys: bool, /
+        cls, table: Table, slow: Callable[[Any], tuple[Any, ...]], of_keys: bool, partial: bool, /
     ) -> Self: ...
     def add(self, row: Any, /) -> None: ...
     def adder(

@@ -13,6 +13,16 @@ typedef struct {
     uint32_t width;
 } mem_set_t;
 
+static PyObject *mem_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
+mem_row_set_t *mem_set_of(PyObject *object) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)mem_set_new) {
+        return ((mem_set_t *)object)->set;
+    }
+    PyErr_Format(PyExc_TypeError, "a MemRowSet is needed, not %R", object);
+    return NULL;
+}
+
 static mem_set_t *adopt(PyTypeObject *type, mem_row_set_t *set, uint32_t width) {
     if (set == NULL) {
         PyErr_SetString(PyExc_MemoryError, "no memory for a MemRowSet");

@@ -13,6 +13,9 @@ extern PyType_Spec row_check_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec words_spec;
 
+/* The set of a MemRowSet; NULL with an error set when it is none. */
+struct mem_row_set *mem_set_of(PyObject *object);
+
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
 PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 

@@ -1,8 +1,10 @@
-/* Reads of the rows of a table one by one, by keys as callers give them, as dicts. */
+/* The rows of a table one by one: read by keys as callers give them, as dicts, and written into a
+ * transaction's own sets. */
 #include <stdbool.h>
 
 #include "native/native.h"
 #include "native/published.h"
+#include "common/bytes.h"
 #include "rowset/partition.h"
 
 typedef struct {
@@ -13,13 +15,14 @@ typedef struct {
     bool hashed; /* a key's tablet follows from the hash of all of it */
 } reader_t;
 
-static published_t *tablet_of(const reader_t *self, const row_bytes_t *key, Py_ssize_t *at) {
+/* The number of a key's tablet; false: it does not follow from the key alone. */
+static bool tablet_of(const reader_t *self, const row_bytes_t *key, Py_ssize_t *at) {
     uint16_t number = 0;
     const keys_t keys = {key->data, key->len, NULL, (uint32_t)key->len, 1};
-    if (self->n > 1 && (!self->hashed || key->len == 0)) return NULL;
+    if (self->n > 1 && (!self->hashed || key->len == 0)) return false;
     if (self->n > 1) partition_hash(&keys, (uint32_t)self->n, &number);
     *at = number;
-    return (published_t *)PyTuple_GetItem(self->tablets, 2 * *at);
+    return true;
 }
 
 /* Tells a transaction's read set of a key. */
@@ -51,12 +54,42 @@ static bool number_of(PyObject *given, unsigned long long *out) {
     return PyErr_Occurred() == NULL;
 }
 
-/* get(key, snapshot=None, add_key=None): the row, None, or NotImplemented for a miss. */
+/* -- a transaction's own rows ---------------------------------------------------------------- */
+
+/* The set of a tablet among {id: MemRowSet}; NULL, maybe with an error set: there is none. */
+static mem_row_set_t *own_of(const reader_t *self, PyObject *own, Py_ssize_t at) {
+    PyObject *id = PyTuple_GetItem(self->tablets, 2 * at + 1);
+    PyObject *set = id == NULL ? NULL : PyDict_GetItemWithError(own, id);
+    return set == NULL ? NULL : mem_set_of(set);
+}
+
+static bool is_tombstone(const mem_entry_t *entry) { return entry->row_len == UINT32_MAX; }
+
+/* Finds a row in a transaction's own set, NULL: it has none, or else in its snapshot, of which the
+ * read set is told. */
+static published_status_t look(const reader_t *self, Py_ssize_t at, const mem_row_set_t *own,
+                               const row_bytes_t *key, unsigned long long snapshot,
+                               PyObject *add_key, row_bytes_t *row) {
+    const mem_entry_t *entry =
+        own == NULL ? NULL : mem_row_set_get(own, key->data, key->len, 0, UINT64_MAX);
+    if (entry != NULL) {
+        if (is_tombstone(entry)) return PUBLISHED_ABSENT;
+        uint8_t *to = row_bytes_more(row, entry->row_len);
+        if (to == NULL) return PUBLISHED_ERROR;
+        copy_bytes(to, entry->row, entry->row_len);
+        return PUBLISHED_FOUND;
+    }
+    if (add_key != Py_None && note(self, add_key, at, key) < 0) return PUBLISHED_ERROR;
+    published_t *tablet = (published_t *)PyTuple_GetItem(self->tablets, 2 * at);
+    return published_find(tablet, NULL, key->data, key->len, snapshot, row);
+}
+
+/* get(key, snapshot=None, add_key=None, own=None): the row, None, or NotImplemented for a miss. */
 static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     reader_t *self = (reader_t *)object;
     unsigned long long snapshot = PUBLISHED_LATEST;
-    if (n < 1 || n > 3) {
-        PyErr_SetString(PyExc_TypeError, "get() takes a key, a snapshot and a function");
+    if (n < 1 || n > 4 || (n > 3 && args[3] != Py_None && !PyDict_CheckExact(args[3]))) {
+        PyErr_SetString(PyExc_TypeError, "get() takes a key, a snapshot, a function and a dict");
         return NULL;
     }
     if (n > 1 && !number_of(args[1], &snapshot)) return NULL;
@@ -65,21 +98,88 @@ static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     row_bytes_init(&key);
     row_bytes_init(&row);
     published_status_t status = PUBLISHED_MISS;
-    published_t *tablet = NULL;
+    const mem_row_set_t *own = NULL;
     switch (row_table_key((row_table_t *)self->table, args[0], &key)) {
-        case ROW_TABLE_OK: tablet = tablet_of(self, &key, &at); break;
+        case ROW_TABLE_OK:
+            if (!tablet_of(self, &key, &at)) break;
+            if (n > 3 && args[3] != Py_None) own = own_of(self, args[3], at);
+            status = own == NULL && PyErr_Occurred() != NULL
+                         ? PUBLISHED_ERROR
+                         : look(self, at, own, &key, snapshot, n > 2 ? args[2] : Py_None, &row);
+            break;
         case ROW_TABLE_OTHER: break;
         case ROW_TABLE_ERROR: status = PUBLISHED_ERROR; break;
-    }
-    if (tablet != NULL && n > 2 && args[2] != Py_None && note(self, args[2], at, &key) < 0) {
-        status = PUBLISHED_ERROR;
-    } else if (tablet != NULL) {
-        status = published_find(tablet, NULL, key.data, key.len, snapshot, &row);
     }
     PyObject *made = answer(self, status, &key, &row);
     row_bytes_free(&key);
     row_bytes_free(&row);
     return made;
+}
+
+/* What an operation makes of a key: tables/operations.py has the table. */
+enum { INSERT = 0, UPSERT = 1, UPDATE = 2, DELETE = 3 };
+
+/* What became of a row, in the low bits of an answer; 0 is left to Python. */
+enum { INSERTED = 1, UPDATED = 2, DELETED = 3, WHAT_BITS = 2 };
+
+/* Writes the row of a key into a transaction's own set, if it is there as the operation wants. */
+static uint64_t put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *own,
+                        uint64_t number, published_status_t found, const row_bytes_t *key,
+                        const row_bytes_t *old, row_bytes_t *row) {
+    const bool there = found == PUBLISHED_FOUND;
+    if (there ? op == INSERT : op == UPDATE || op == DELETE) return 0;
+    const uint8_t *bytes = NULL;
+    if (op != DELETE) {
+        row_table_t *table = (row_table_t *)self->table;
+        row_bytes_t again;
+        row_bytes_init(&again);
+        const row_table_status_t status = row_table_values(
+            table, values, there && op != INSERT ? old->data : NULL, old->len, &again, row);
+        row_bytes_free(&again);
+        if (status != ROW_TABLE_OK) return 0;
+        bytes = row->data;
+    }
+    if (mem_row_set_put(own, key->data, key->len, number, bytes, row->len) != STATUS_OK) return 0;
+    const uint64_t what = op == DELETE ? DELETED : there ? UPDATED : INSERTED;
+    return (uint64_t)(key->len + row->len) << WHAT_BITS | what;
+}
+
+/* write(op, values, own, number, snapshot, add_key): takes one row into the sets {id: MemRowSet} of
+ * a transaction as its statement `number`. The bytes of key and row, shifted, with what became of
+ * it; 0: it is refused, or the way through Python knows. */
+static PyObject *reader_write(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    reader_t *self = (reader_t *)object;
+    row_table_t *table = (row_table_t *)self->table;
+    unsigned long long number, snapshot;
+    const long op = n == 6 ? PyLong_AsLong(args[0]) : -1;
+    if (op < INSERT || op > DELETE || !PyDict_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "write() takes op, values, own, number, snapshot, add_key");
+        return NULL;
+    }
+    if (!number_of(args[3], &number) || !number_of(args[4], &snapshot)) return NULL;
+    row_bytes_t key, old, row;
+    Py_ssize_t at;
+    uint64_t done = 0;
+    row_bytes_init(&key);
+    row_bytes_init(&old);
+    row_bytes_init(&row);
+    const row_table_status_t known = op == DELETE ? row_table_key_values(table, args[1], &key)
+                                                  : row_table_key_of(table, args[1], &key);
+    mem_row_set_t *own = NULL;
+    if (known == ROW_TABLE_OK && tablet_of(self, &key, &at)) own = own_of(self, args[2], at);
+    if (own != NULL) {
+        const published_status_t found = look(self, at, own, &key, snapshot, args[5], &old);
+        if (found == PUBLISHED_FOUND || found == PUBLISHED_ABSENT) {
+            done = put_row(self, (int)op, args[1], own, number, found, &key, &old, &row);
+        }
+    }
+    row_bytes_free(&key);
+    row_bytes_free(&old);
+    row_bytes_free(&row);
+    /* Python tells of an error, on its own way; a signal's is none. */
+    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+    PyErr_Clear();
+    return PyLong_FromUnsignedLongLong(done);
 }
 
 /* Reader(table, tablets, hashed) */
@@ -126,6 +226,7 @@ static void reader_dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"get", (PyCFunction)(void (*)(void))reader_get, METH_FASTCALL, NULL},
+    {"write", (PyCFunction)(void (*)(void))reader_write, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

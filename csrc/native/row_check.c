@@ -1,6 +1,6 @@
 /* Rows on their way into a session: checked where they are given, and put into a list.
  *
- *     check = RowCheck(table, slow, of_keys)
+ *     check = RowCheck(table, slow, of_keys, partial)
  *     check.take(row) -> values       in schema order, or of a key; by `slow` if not known at sight
  *     add = check.adder(rows, room, more)
  *     add.add(row)                    the same, appended to `rows` while room[0] > 0; the bytes are
@@ -40,37 +40,45 @@ static row_table_status_t known(const row_column_spec_t *column, PyObject *value
     return row_slot_bytes(column, value, &len) == NULL ? row_slot_finish(ROW_TABLE_ERROR, true) : ROW_TABLE_OK;
 }
 
-/* As many items of a new tuple; a tuple that was given is taken as it is. */
-static PyObject *tuple_of(row_table_t *table, PyObject *given) {
+/* The values of a dict by column, NULL without an error: it has not all of them, or others. */
+static PyObject *tuple_of(row_table_t *table, PyObject *given, bool partial) {
     PyObject *made = PyTuple_New((Py_ssize_t)table->n);
+    Py_ssize_t left = PyDict_Size(given);
     for (uint32_t i = 0; made != NULL && i < table->n; i++) {
         PyObject *value = PyDict_GetItemWithError(given, table->columns[i].name);
-        if (value == NULL) {
+        if (value != NULL) {
+            left--;
+        } else if (partial && !table->columns[i].in_key && PyErr_Occurred() == NULL) {
+            value = table->missing;
+        } else {
             Py_DECREF(made);
             return NULL;
         }
         Py_INCREF(value);
         PyTuple_SetItem(made, (Py_ssize_t)i, value);
     }
-    return made;
+    if (made == NULL || left == 0) return made;
+    Py_DECREF(made);
+    return NULL;
 }
 
-row_table_status_t row_table_check(row_table_t *table, PyObject *given, PyObject **out) {
+row_table_status_t row_table_check(row_table_t *table, PyObject *given, bool partial,
+                                   PyObject **out) {
     const bool named = PyDict_CheckExact(given);
     if (!named && !PyTuple_CheckExact(given)) return ROW_TABLE_OTHER;
-    if ((named ? PyDict_Size(given) : PyTuple_Size(given)) != (Py_ssize_t)table->n) {
-        return ROW_TABLE_OTHER;
-    }
+    if (!named && PyTuple_Size(given) != (Py_ssize_t)table->n) return ROW_TABLE_OTHER;
     PyObject *values = given;
     if (named) {
-        values = tuple_of(table, given);
+        values = tuple_of(table, given, partial);
         if (values == NULL) return PyErr_Occurred() != NULL ? ROW_TABLE_ERROR : ROW_TABLE_OTHER;
     } else {
         Py_INCREF(values);
     }
     row_table_status_t status = ROW_TABLE_OK;
     for (uint32_t i = 0; i < table->n && status == ROW_TABLE_OK; i++) {
-        status = known(table->columns + i, PyTuple_GetItem(values, (Py_ssize_t)i));
+        PyObject *value = PyTuple_GetItem(values, (Py_ssize_t)i);
+        if (named && value == table->missing && !table->columns[i].in_key) continue;
+        status = known(table->columns + i, value);
     }
     if (status == ROW_TABLE_OK) {
         *out = values;
@@ -124,10 +132,11 @@ typedef struct {
     PyObject_HEAD
     row_table_t *table;
     PyObject *slow, *rows, *room, *more;
-    int of_keys;
+    int of_keys, partial;
 } row_check_t;
 
-static row_check_t *check_make(PyTypeObject *type, PyObject *table, PyObject *slow, int of_keys) {
+static row_check_t *check_make(PyTypeObject *type, PyObject *table, PyObject *slow, int of_keys,
+                               int partial) {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     row_check_t *made = (row_check_t *)alloc(type, 0);
     if (made == NULL) return NULL;
@@ -136,22 +145,23 @@ static row_check_t *check_make(PyTypeObject *type, PyObject *table, PyObject *sl
     made->table = (row_table_t *)table;
     made->slow = slow;
     made->of_keys = of_keys;
+    made->partial = partial;
     return made;
 }
 
 static PyObject *check_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *table, *slow;
-    int of_keys;
+    int of_keys, partial;
     if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "RowCheck takes no names of arguments");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OOp:RowCheck", &table, &slow, &of_keys)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOpp:RowCheck", &table, &slow, &of_keys, &partial)) return NULL;
     if (PyType_GetSlot(Py_TYPE(table), Py_tp_new) != row_table_new) {
         PyErr_Format(PyExc_TypeError, "RowCheck takes a Table, not %R", table);
         return NULL;
     }
-    return (PyObject *)check_make(type, table, slow, of_keys);
+    return (PyObject *)check_make(type, table, slow, of_keys, partial);
 }
 
 static int check_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -185,7 +195,7 @@ static void check_dealloc(PyObject *self) {
 
 static row_table_status_t at_sight(row_check_t *check, PyObject *given, PyObject **out) {
     return check->of_keys ? row_table_check_key(check->table, given, out)
-                          : row_table_check(check->table, given, out);
+                          : row_table_check(check->table, given, check->partial != 0, out);
 }
 
 static PyObject *check_take(PyObject *self, PyObject *given) {
@@ -204,7 +214,8 @@ static PyObject *check_adder(PyObject *self, PyObject *args) {
         return NULL;
     }
     row_check_t *made =
-        check_make(Py_TYPE(self), (PyObject *)check->table, check->slow, check->of_keys);
+        check_make(Py_TYPE(self), (PyObject *)check->table, check->slow, check->of_keys,
+                   check->partial);
     if (made == NULL) return NULL;
     Py_INCREF(rows);
     Py_INCREF(room);

@@ -27,11 +27,15 @@ struct row_table {
     uint32_t ends, head; /* as in row_layout_t */
     PyObject *empty;     /* a dict of all columns, in their order */
     PyObject *error;     /* class of what damaged bytes raise */
+    PyObject *missing;   /* stands in values for a column that keeps what it has */
 };
 
 static inline uint32_t row_table_nulls(const row_table_t *table) {
     return (table->n - table->n_key + 7) / 8;
 }
+
+/* The lengths of a row of this table add up. */
+bool row_table_is_sound(const row_table_t *table, const uint8_t *row, size_t len);
 
 enum { ROW_SLOT = 16 };
 

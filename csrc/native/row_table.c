@@ -24,6 +24,7 @@ static void table_dealloc(PyObject *self) {
     drop_columns(table);
     Py_XDECREF(table->empty);
     Py_XDECREF(table->error);
+    Py_XDECREF(table->missing);
     freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_self(self);
     Py_DECREF(type);
@@ -126,13 +127,13 @@ static int make_empty(row_table_t *table) {
 }
 
 PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *columns, *key, *error;
+    PyObject *columns, *key, *error, *missing;
     if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Table takes no names of arguments");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!O!O:Table", &PyTuple_Type, &columns, &PyTuple_Type, &key,
-                          &error)) {
+    if (!PyArg_ParseTuple(args, "O!O!OO:Table", &PyTuple_Type, &columns, &PyTuple_Type, &key,
+                          &error, &missing)) {
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -140,6 +141,8 @@ PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (table == NULL) return NULL;
     Py_INCREF(error);
     table->error = error;
+    Py_INCREF(missing);
+    table->missing = missing;
     if (take_columns(table, columns, key) < 0 || make_empty(table) < 0) {
         Py_DECREF(table);
         return NULL;
@@ -178,11 +181,41 @@ static PyObject *table_row(PyObject *self, PyObject *given) {
     return pair(row_table_row((row_table_t *)self, given, &key, &row), &key, &row);
 }
 
-static PyObject *table_values(PyObject *self, PyObject *given) {
+/* values(values, old=None) */
+static PyObject *table_values(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    char *old = NULL;
+    Py_ssize_t old_len = 0;
+    if (n < 1 || n > 2) {
+        PyErr_SetString(PyExc_TypeError, "values() takes the values of a row, and an older row");
+        return NULL;
+    }
+    if (n == 2 && args[1] != Py_None && PyBytes_AsStringAndSize(args[1], &old, &old_len) < 0) {
+        return NULL;
+    }
     row_bytes_t key, row;
     row_bytes_init(&key);
     row_bytes_init(&row);
-    return pair(row_table_values((row_table_t *)self, given, &key, &row), &key, &row);
+    return pair(row_table_values((row_table_t *)self, args[0], (const uint8_t *)old,
+                                 (size_t)old_len, &key, &row),
+                &key, &row);
+}
+
+/* missing(values): which are missing, a byte each; None: none is. */
+static PyObject *table_missing(PyObject *self, PyObject *given) {
+    const row_table_t *table = (const row_table_t *)self;
+    if (!PyTuple_CheckExact(given)) {
+        PyErr_SetString(PyExc_TypeError, "missing() takes a tuple of values");
+        return NULL;
+    }
+    const Py_ssize_t n = PyTuple_Size(given);
+    Py_ssize_t i = 0;
+    while (i < n && PyTuple_GetItem(given, i) != table->missing) i++;
+    if (i == n) Py_RETURN_NONE;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, n);
+    if (made == NULL) return NULL;
+    char *out = PyBytes_AsString(made);
+    for (i = 0; i < n; i++) out[i] = PyTuple_GetItem(given, i) == table->missing;
+    return made;
 }
 
 static PyObject *table_key(PyObject *self, PyObject *given) {
@@ -228,8 +261,9 @@ static PyObject *table_fits(PyObject *self, PyObject *const *args, Py_ssize_t n)
 static PyMethodDef methods[] = {
     {"fits", (PyCFunction)(void (*)(void))table_fits, METH_FASTCALL, NULL},
     {"key", table_key, METH_O, NULL},
+    {"missing", table_missing, METH_O, NULL},
     {"row", table_row, METH_O, NULL},
-    {"values", table_values, METH_O, NULL},
+    {"values", (PyCFunction)(void (*)(void))table_values, METH_FASTCALL, NULL},
     {"dict", (PyCFunction)(void (*)(void))table_dict, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -6,7 +6,8 @@
  *
  *     row_table_key       a key as callers give it, a scalar or a tuple, to bytes
  *     row_table_row       a whole row, a dict or a tuple in schema order, to both
- *     row_table_values    a whole tuple of values that were brought into the columns' types
+ *     row_table_values    a tuple of values that were brought into the columns' types; those that
+ *                         are missing are taken from the bytes of an older row
  *     row_table_dict      the dict of a row from its key and its bytes, as they lie in a block
  *
  * and the same for Python as `txnkv._native.Table`. A value is taken at sight when it is just of
@@ -20,6 +21,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "codec/key.h"
@@ -55,12 +57,18 @@ PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key);
 row_table_status_t row_table_row(row_table_t *table, PyObject *given, row_bytes_t *key,
                                  row_bytes_t *row);
-row_table_status_t row_table_values(row_table_t *table, PyObject *values, row_bytes_t *key,
-                                    row_bytes_t *row);
+/* old NULL: none is missing. */
+row_table_status_t row_table_values(row_table_t *table, PyObject *values, const uint8_t *old,
+                                    size_t old_len, row_bytes_t *key, row_bytes_t *row);
+/* The key alone of such values, or of those of the key. */
+row_table_status_t row_table_key_of(row_table_t *table, PyObject *values, row_bytes_t *key);
+row_table_status_t row_table_key_values(row_table_t *table, PyObject *values, row_bytes_t *key);
 
 /* The values of a row in schema order, or of a key in its order, as a tuple, if all of them are
- * known at sight: a new reference, the tuple itself that was given. */
-row_table_status_t row_table_check(row_table_t *table, PyObject *given, PyObject **out);
+ * known at sight: a new reference, the tuple itself that was given. partial: a dict may leave out
+ * columns beside the key, which are missing then. */
+row_table_status_t row_table_check(row_table_t *table, PyObject *given, bool partial,
+                                   PyObject **out);
 row_table_status_t row_table_check_key(row_table_t *table, PyObject *given, PyObject **out);
 row_table_status_t row_table_fits(row_table_t *table, uint32_t column, PyObject *value);
 /* About what values take: eight bytes each, and the length of text and bytes. */

@@ -117,7 +117,7 @@ static PyObject *from_key(const row_column_spec_t *column, const uint8_t *key, s
 
 /* -- rows --------------------------------------------------------------------------------- */
 
-static bool is_sound(const row_table_t *table, const uint8_t *row, size_t len) {
+bool row_table_is_sound(const row_table_t *table, const uint8_t *row, size_t len) {
     if (len < table->head) return false;
     uint32_t last = 0;
     for (uint32_t at = table->ends; at < table->head; at += 4) {
@@ -162,7 +162,9 @@ static int fill(row_table_t *table, PyObject *made, const uint8_t *key, size_t k
 
 PyObject *row_table_dict(row_table_t *table, const uint8_t *key, size_t key_len,
                          const uint8_t *row, size_t row_len) {
-    if (!is_sound(table, row, row_len)) return damaged(table, "its lengths do not add up");
+    if (!row_table_is_sound(table, row, row_len)) {
+        return damaged(table, "its lengths do not add up");
+    }
     PyObject *made = PyDict_Copy(table->empty);
     if (made == NULL) return NULL;
     if (fill(table, made, key, key_len, row) == 0) return made;

@@ -80,6 +80,18 @@ static row_table_status_t put_key(row_table_t *table, PyObject *const *values, b
     return row_slot_finish(status, strict);
 }
 
+/* The same of a tuple, which keeps what is in it as long as it is held. */
+static row_table_status_t put_key_tuple(row_table_t *table, PyObject *given, bool strict,
+                                        row_bytes_t *key) {
+    PyObject *values[COLUMNS];
+    if (!PyTuple_CheckExact(given) || table->n_key > COLUMNS ||
+        PyTuple_Size(given) != (Py_ssize_t)table->n_key) {
+        return ROW_TABLE_OTHER;
+    }
+    for (uint32_t i = 0; i < table->n_key; i++) values[i] = PyTuple_GetItem(given, i);
+    return put_key(table, values, strict, key);
+}
+
 static row_table_status_t put_column(const row_table_t *table, const row_column_spec_t *column,
                                      PyObject *value, bool strict,
                                      size_t row_at, row_bytes_t *row) {
@@ -110,9 +122,28 @@ static row_table_status_t put_column(const row_table_t *table, const row_column_
     return status;
 }
 
-/* values: of the other columns, in their order. */
+/* Value i of an older row, as it lies there. */
+static row_table_status_t keep(const row_table_t *table, uint32_t i, const uint8_t *old,
+                               size_t row_at, row_bytes_t *row) {
+    const row_column_spec_t *column = table->columns + table->key[table->n_key + i];
+    if (bits_get(old, i)) bits_set(row->data + row_at, i);
+    if (column->width != 0) {
+        memcpy(row->data + row_at + column->at, old + column->at, column->width);
+        return ROW_TABLE_OK;
+    }
+    const uint32_t from = column->at == table->ends ? 0 : load_le32(old + column->at - 4);
+    const uint32_t len = load_le32(old + column->at) - from;
+    uint8_t *to = row_bytes_more(row, len);
+    if (to == NULL) return ROW_TABLE_ERROR;
+    copy_bytes(to, old + table->head + from, len);
+    store_le32(row->data + row_at + column->at, (uint32_t)(row->len - row_at - table->head));
+    return ROW_TABLE_OK;
+}
+
+/* values: of the other columns, in their order. old: a sound row, which has those that are
+ * missing; NULL: none may be. */
 static row_table_status_t put_row(row_table_t *table, PyObject *const *values, bool strict,
-                                  row_bytes_t *row) {
+                                  const uint8_t *old, row_bytes_t *row) {
     const size_t at = row->len;
     const uint32_t n = table->n - table->n_key;
     uint8_t *head = row_bytes_more(row, table->head);
@@ -121,7 +152,9 @@ static row_table_status_t put_row(row_table_t *table, PyObject *const *values, b
     for (uint32_t i = 0; i < n; i++) {
         const row_column_spec_t *column = table->columns + table->key[table->n_key + i];
         row_table_status_t status = ROW_TABLE_OK;
-        if (values[i] == Py_None) {
+        if (values[i] == table->missing) {
+            status = old == NULL ? ROW_TABLE_OTHER : keep(table, i, old, at, row);
+        } else if (values[i] == Py_None) {
             if (strict && !column->nullable) return ROW_TABLE_OTHER;
             bits_set(row->data + at, i);
             if (column->width == 0) {
@@ -158,8 +191,8 @@ static row_table_status_t collect(row_table_t *table, PyObject *given, PyObject 
     return ROW_TABLE_OK;
 }
 
-static row_table_status_t put(row_table_t *table, PyObject *given, bool strict, row_bytes_t *key,
-                              row_bytes_t *row) {
+static row_table_status_t put(row_table_t *table, PyObject *given, bool strict,
+                              const uint8_t *old, row_bytes_t *key, row_bytes_t *row) {
     PyObject *few[COLUMNS], **values = few;
     if (table->n > COLUMNS && (values = PyMem_Malloc(table->n * sizeof *values)) == NULL) {
         PyErr_NoMemory();
@@ -168,7 +201,9 @@ static row_table_status_t put(row_table_t *table, PyObject *given, bool strict, 
     row_table_status_t status = collect(table, given, values);
     if (status == ROW_TABLE_OK) {
         status = put_key(table, values, strict, key);
-        if (status == ROW_TABLE_OK) status = put_row(table, values + table->n_key, strict, row);
+        if (status == ROW_TABLE_OK) {
+            status = put_row(table, values + table->n_key, strict, old, row);
+        }
         for (uint32_t i = 0; i < table->n; i++) Py_DECREF(values[i]);
     }
     if (values != few) PyMem_Free(values);
@@ -177,27 +212,39 @@ static row_table_status_t put(row_table_t *table, PyObject *given, bool strict, 
 
 row_table_status_t row_table_row(row_table_t *table, PyObject *given, row_bytes_t *key,
                                  row_bytes_t *row) {
-    return put(table, given, true, key, row);
+    return put(table, given, true, NULL, key, row);
 }
 
-row_table_status_t row_table_values(row_table_t *table, PyObject *values, row_bytes_t *key,
-                                    row_bytes_t *row) {
-    const row_table_status_t status = put(table, values, false, key, row);
-    if (status == ROW_TABLE_OTHER) {
-        PyErr_Format(PyExc_ValueError, "not a tuple of the %u columns", table->n);
+static row_table_status_t whole(const row_table_t *table, row_table_status_t status) {
+    if (status != ROW_TABLE_OTHER) return status;
+    PyErr_Format(PyExc_ValueError, "not a tuple of the %u columns", table->n);
+    return ROW_TABLE_ERROR;
+}
+
+row_table_status_t row_table_values(row_table_t *table, PyObject *values, const uint8_t *old,
+                                    size_t old_len, row_bytes_t *key, row_bytes_t *row) {
+    if (old != NULL && !row_table_is_sound(table, old, old_len)) {
+        PyErr_SetString(table->error, "an older row: its lengths do not add up");
         return ROW_TABLE_ERROR;
     }
-    return status;
+    return whole(table, put(table, values, false, old, key, row));
+}
+
+row_table_status_t row_table_key_of(row_table_t *table, PyObject *values, row_bytes_t *key) {
+    PyObject *some[COLUMNS];
+    if (table->n_key > COLUMNS || !PyTuple_CheckExact(values) ||
+        PyTuple_Size(values) != (Py_ssize_t)table->n) {
+        return ROW_TABLE_OTHER;
+    }
+    for (uint32_t i = 0; i < table->n_key; i++) some[i] = PyTuple_GetItem(values, table->key[i]);
+    return put_key(table, some, false, key);
+}
+
+row_table_status_t row_table_key_values(row_table_t *table, PyObject *values, row_bytes_t *key) {
+    return put_key_tuple(table, values, false, key);
 }
 
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key) {
     if (table->n_key == 1) return put_key(table, &given, true, key);
-    PyObject *values[COLUMNS];
-    if (!PyTuple_CheckExact(given) || table->n_key > COLUMNS ||
-        PyTuple_Size(given) != (Py_ssize_t)table->n_key) {
-        return ROW_TABLE_OTHER;
-    }
-    /* A tuple that is held keeps what is in it. */
-    for (uint32_t i = 0; i < table->n_key; i++) values[i] = PyTuple_GetItem(given, i);
-    return put_key(table, values, true, key);
+    return put_key_tuple(table, given, true, key);
 }

@@ -30,7 +30,7 @@ INSIDE = {
     "Consumer": "unpoll",
     "Subscription": "unreceive",
     "Producer": "hurry",
-    "Session": "discard end flush_for_commit flush_untold waiting",
+    "Session": "discard end flush_for_commit flush_untold keep waiting",
     "Transaction": "abort_for begin require_shareable start_heart",
 }
 """Methods that the package calls, and users do not."""

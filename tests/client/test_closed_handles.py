@@ -94,7 +94,7 @@ BY_ITSELF = {
         "abort_for", "require_shareable", "start_heart", "pending_errors",
     },
     "session": {
-        "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end",
+        "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end", "keep",
         "flush_for_commit", "flush_untold", "waiting",
     },
     "topic": {"name", "partitions", "buffer", "value_schema", "info", "options", "close"},

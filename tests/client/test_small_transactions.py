@@ -471,20 +471,20 @@ def test_run_asks_how_it_ended(client: txnkv.Client, table: txnkv.Table) -> None
 def test_a_statement_that_fails_leaves_nothing(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txnkv.tables.read import lookup
+    from txnkv.tables.write.write_buffer import SmallWrites
 
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
-    find_row = lookup.find_row
+    take = SmallWrites._apply_native
     left = iter(range(3))
 
     def failing(*args: Any) -> Any:
         if next(left, None) is None:
             raise txnkv.UnavailableError("the disk is away")
-        return find_row(*args)
+        return take(*args)
 
-    monkeypatch.setattr(lookup, "find_row", failing)
+    monkeypatch.setattr(SmallWrites, "_apply_native", failing)
     for id in range(2, 8):
         txn.insert(table, (id, "a"))
     with pytest.raises(txnkv.UnavailableError):

@@ -25,6 +25,7 @@ import pytest
 
 from txnkv import core
 from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
+from txnkv.tables import MISSING
 
 ROOT = Path(__file__).parents[2]
 TYPES = {
@@ -113,7 +114,7 @@ def test_layers_that_go_while_a_read_begins(what: str) -> None:
 
 def calls() -> dict[str, Callable[[], Any]]:
     """What the hot path calls, each again and again with the same answer."""
-    table = core.row_table(TYPES, [name for name in TYPES if name != "k"], ["k"])
+    table = core.row_table(TYPES, [name for name in TYPES if name != "k"], ["k"], MISSING)
     values, tablet = tuple(ROW.values()), Tablet()
     row = table.values(values)
     many = MemRowSet(8)
@@ -121,10 +122,10 @@ def calls() -> dict[str, Callable[[], Any]]:
         many.put(key(k), 1, tablet.value)
     section = many.serialize()
     sections = [(1, id, section, 0, 0, None) for id in range(12)]
-    check = core.RowCheck(table, lambda row: tuple(row.values()), False)
+    check = core.RowCheck(table, lambda row: tuple(row.values()), False, True)
     reader = core.RowReader(table, (tablet.published, 1), False)
 
-    late = key(99)
+    late, part = key(99), {"k": 5, "b": b"z" * 300}
 
     def into_a_set() -> tuple[int, object]:
         made = MemRowSet(8)
@@ -140,6 +141,18 @@ def calls() -> dict[str, Callable[[], Any]]:
         add.add(values)
         return taken
 
+    def written() -> tuple[int, int, int]:
+        """Answers 0 where memory is short: Python is to tell of that."""
+        own = {1: MemRowSet(8)}
+        made = (
+            reader.write(0, (7, *values[1:]), own, 1, SNAPSHOT, None),
+            reader.write(2, check.take(part), own, 2, SNAPSHOT, None),
+            reader.write(3, (5,), own, 3, SNAPSHOT, None),
+        )
+        if 0 in made:
+            raise MemoryError
+        return made
+
     return {
         "row of a dict": lambda: table.row(ROW),
         "row of a tuple": lambda: table.row(values),
@@ -152,12 +165,16 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a copy": lambda: many.copy(0, 9).serialize(),
         "a payload": lambda: core.pack(sections, 9),
         "a row that is checked": lambda: check.take(ROW),
+        "columns that are missing": lambda: table.missing(check.take(part)),
+        "a row over an older one": lambda: table.values(check.take(part), row[1]),
         "rows that are checked": added,
         "bytes of a row of memory": lambda: tablet.published.find(key(5), SNAPSHOT),
         "bytes of a row of a block": lambda: tablet.published.find(key(6), SNAPSHOT),
         "a row of memory": lambda: reader.get(5, SNAPSHOT),
         "a row of a block": lambda: reader.get(8, SNAPSHOT),
         "a row that is not there": lambda: reader.get(9, SNAPSHOT),
+        "a transaction's own row": lambda: reader.get(5, SNAPSHOT, None, {1: many}),
+        "a row of a transaction": written,
     }
 
 

@@ -183,9 +183,9 @@ def test_errors_of_python_come_through():
     with pytest.raises(ValueError, match="columns"):
         table.values((1,))
     with pytest.raises(ValueError, match="code"):
-        RowTable((("k", 4, 0, False, int, False, None, None, None),), (0,), CoreError)
+        RowTable((("k", 4, 0, False, int, False, None, None, None),), (0,), CoreError, ...)
     with pytest.raises(ValueError, match="no column"):
-        RowTable((("k", 4, 8, False, int, False, None, None, None),), (1,), CoreError)
+        RowTable((("k", 4, 8, False, int, False, None, None, None),), (1,), CoreError, ...)
 
 
 def test_nothing_is_kept_or_given_up_too_often():
@@ -202,3 +202,27 @@ def test_nothing_is_kept_or_given_up_too_often():
             table.dict(key, row + b"x")
     gc.collect()
     assert [sys.getrefcount(part) for part in parts] == before
+
+
+@given(rows(), st.data())
+def test_a_row_over_an_older_one_keeps_what_is_missing(made, data):
+    types, _, left, table, row = made
+    newer = {name: data.draw(VALUES[types[name]]) if name in left else row[name] for name in row}
+    dropped = data.draw(st.sets(st.sampled_from(left))) if left else set()
+    given_row = tuple(... if name in dropped else newer[name] for name in row)
+    _, old = table.values(tuple(row.values()))
+    merged = tuple(row[name] if name in dropped else newer[name] for name in row)
+    assert table.values(given_row, old) == table.values(merged)
+    flags = bytes(name in dropped for name in row)
+    assert table.missing(given_row) == (flags if dropped else None)
+    if dropped:
+        with pytest.raises(ValueError, match="columns"):
+            table.values(given_row)
+
+
+def test_an_older_row_that_is_damaged_is_refused():
+    table = row_table({"k": pa.int64(), "v": pa.string(), "w": pa.string()}, (), ["k"])
+    _, old = table.values((1, "ab", "cd"))
+    for broken in (old[:-1], old + b"x", old[:5], b""):
+        with pytest.raises(CoreError, match="lengths"):
+            table.values((1, ..., "x"), broken)

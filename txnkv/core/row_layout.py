@@ -370,7 +370,10 @@ _RAW, _TEXT = 100, 101  # csrc/native/row_table.h
 
 
 def row_table(
-    types: Mapping[str, pa.DataType], nullable: Collection[str], key: Sequence[str]
+    types: Mapping[str, pa.DataType],
+    nullable: Collection[str],
+    key: Sequence[str],
+    missing: object = ...,
 ) -> RowTable:
     """The native codec of a table's rows: keys as `KeyCodec` has them, the rest as `RowLayout`.
 
@@ -381,10 +384,11 @@ def row_table(
         types: the columns in schema order.
         nullable: those that may be null.
         key: those of the primary key, in its order.
+        missing: stands in values for a column that keeps what it has.
     """
     columns = tuple(_native_column(name, type_, name in nullable) for name, type_ in types.items())
     names = list(types)
-    return RowTable(columns, tuple(names.index(name) for name in key), CoreError)
+    return RowTable(columns, tuple(names.index(name) for name in key), CoreError, missing)
 
 
 def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, ...]:

@@ -67,10 +67,8 @@ from txnkv.tables.row_writer import (
     Adder,
     RowChecker,
     RowWriter,
-    Shape,
     Values,
     nothing,
-    shape_of,
     to_batch,
 )
 from txnkv.tables.schema import Column, IndexInfo, Schema, normal

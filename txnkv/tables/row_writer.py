@@ -24,7 +24,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.errors import SchemaError
 from txnkv.tables.arrow_input import MISSING, row_values
-from txnkv.tables.operations import DELETES, INSERTS
+from txnkv.tables.operations import DELETES, INSERTS, PARTIAL
 from txnkv.tables.schema import Schema, normal
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex, Values, tuple_getter
@@ -53,7 +53,7 @@ class RowChecker(dict[str, core.RowCheck]):
         self._schema = schema
         types = {name: column.type for name, column in schema.columns.items()}
         nullable = [name for name, column in schema.columns.items() if column.nullable]
-        self.rows = core.row_table(types, nullable, schema.primary_key)
+        self.rows = core.row_table(types, nullable, schema.primary_key, MISSING)
 
     def __missing__(self, op: str) -> core.RowCheck:
         schema, fits = self._schema, self.rows.fits
@@ -66,17 +66,8 @@ class RowChecker(dict[str, core.RowCheck]):
                 for i, name, value in zip(at, names, row_values(schema, row, op), strict=True)
             )
 
-        made = self[op] = core.RowCheck(self.rows, slow, op in DELETES)
+        made = self[op] = core.RowCheck(self.rows, slow, op in DELETES, op in PARTIAL)
         return made
-
-
-Shape = tuple[bool, ...] | None
-"""Which columns rows do not name; None where they name all."""
-
-
-def shape_of(values: Values) -> Shape:
-    """The shape of a row of an upsert or update."""
-    return tuple(value is MISSING for value in values) if MISSING in values else None
 
 
 def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
@@ -122,7 +113,6 @@ class RowWriter:
         reader: of rows by key, where no step of Python is needed.
         lone: the tablet, where there is one.
         key_of: the key's values of a row in schema order.
-        values_of: the other columns' values.
     """
 
     def __init__(
@@ -142,16 +132,10 @@ class RowWriter:
         names = schema.names
         self.rows = self.checker.rows
         self.key_of = tuple_getter([names.index(name) for name in schema.primary_key])
-        self.values_of = tuple_getter(
-            [names.index(name) for name in names if name not in schema.primary_key]
-        )
         self._place = _placing(table)
         ids = [each for tablet in tablets for each in (tablet.at_hand, tablet.id)]
         self.reader = core.RowReader(self.rows, tuple(ids), _is_hashed(table))
         self.lone = None if self._place is not None else self.tablets[0]
-        self._names = names
-        stored = [*schema.primary_key, *schema.value_columns]
-        self._in_order = tuple_getter([stored.index(name) for name in names])
 
     @cached_property
     def indexes(self) -> Sequence[TableIndex]:
@@ -183,10 +167,6 @@ class RowWriter:
             return self.tablets[0]
         return self.tablets[self._place(values, key)]
 
-    def row(self, key: Values, values: Values) -> dict[str, Any]:
-        """A row by column, in schema order, from the key's values and the other columns'."""
-        return dict(zip(self._names, self._in_order(key + values), strict=True))
-
     def adapted(self, rows: Sequence[Values], op: str, former: RowWriter) -> Sequence[Values]:
         """Checked rows of another schema of the table, as rows of this one: without columns that it
         has not; and of those that are new an insert has the default, other operations nothing.
@@ -211,17 +191,12 @@ class RowWriter:
                 )
         return made
 
-    def completed(self, values: Values, old: Values) -> Values:
-        """The columns beside the key, those that are `MISSING` as they were."""
-        return tuple(
-            before if value is MISSING else value for value, before in zip(values, old, strict=True)
-        )
-
-    def defaults(self, values: Values) -> Values | str:
-        """The columns beside the key of a new row; or the name of one that has to be given."""
+    def with_defaults(self, values: Values) -> Values | str:
+        """A new row, columns that are `MISSING` with their defaults; or the name of one that has to
+        be given.
+        """
         filled = []
-        for name, value in zip(self.schema.value_columns, values, strict=True):
-            column = self.schema.columns[name]
+        for (name, column), value in zip(self.schema.columns.items(), values, strict=True):
             if value is MISSING:
                 value = column.default
                 if value is None and not column.nullable:

@@ -189,8 +189,7 @@ class Session(Closing):
         if self.has_pending:
             self.flush()
         context = self._context
-        in_a_job = context is not None and context.scope is not None
-        share = arrow_input.TASKS if in_a_job else 1
+        share = arrow_input.TASKS if context is not None and context.scope is not None else 1
 
         def write(context: TxnContext) -> Outcome:
             then = context.table_at_begin(info)
@@ -444,6 +443,10 @@ class Session(Closing):
             self._errors.keep(self._flush_all(counted=False))
         self._errors.tell()
 
+    def keep(self, outcome: Outcome) -> None:
+        """Tell at the next flush of what was refused before there was a session."""
+        self._errors.keep(outcome)
+
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""
         self._take_runs()
@@ -526,22 +529,13 @@ class Session(Closing):
 
     def _flush_runs(self, context: TxnContext, *, counted: bool) -> None:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
-        runs = self._take_runs()
-        while runs:
-            some, rest = runs[:1], runs[1:]
-            try:
-                outcome = runs[0].write(context, counted=counted)
-            except BaseException as error:
-                over = isinstance(error, InvalidTxnStateError)
-                gone = isinstance(error, TableNotFoundError)
-                self._errors.keep(self._flushed)
-                self._flushed = replace(self._flushed, errors=[], refused=0)
-                with self._lock:
-                    self._table = None
-                    self._rows.put_back([] if over else rest if gone else some + rest)
-                raise
-            self._flushed.add(outcome)
-            runs = rest
+        self._table = None
+        try:
+            self._rows.write(context, self._flushed.add, self._lock, counted=counted)
+        except BaseException:
+            self._errors.keep(self._flushed)
+            self._flushed = replace(self._flushed, errors=[], refused=0)
+            raise
         context.settle()
 
     def _flush_alone(self) -> None:
@@ -577,11 +571,9 @@ class Session(Closing):
 
     def _ask_about_the_last(self) -> None:
         """Find out whether a flush that failed late has written. If not, all of it waits again."""
-        unsure = self._unsure
-        if unsure is None:
+        if (unsure := self._unsure) is None:
             return
-        there = unsure.ask()
-        self._unsure = None
+        there, self._unsure = unsure.ask(), None
         if there:
             self._flushed.add(unsure.outcome)
             self._note(sent=unsure.lot.sent, acked=unsure.lot.acked)

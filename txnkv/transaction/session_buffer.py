@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from txnkv.errors import InvalidTxnStateError, RowError, RowErrors
-from txnkv.tables import MISSING, PARTIAL, Adder, Outcome, RowWriter, Shape, Values, shape_of
+from txnkv.errors import InvalidTxnStateError, RowError, RowErrors, TableNotFoundError
+from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -127,11 +127,13 @@ NO_LIMIT: Final = Room(None, refuses=False)
 
 
 class Run:
-    """Rows of one table, operation and shape that were given one after the other."""
+    """Rows of one table, operation and shape (which columns they leave out) that were given one
+    after the other.
+    """
 
     __slots__ = ("op", "rows", "shape", "writer")
 
-    def __init__(self, writer: RowWriter, op: str, shape: Shape, rows: list[Values]) -> None:
+    def __init__(self, writer: RowWriter, op: str, shape: bytes | None, rows: list[Values]) -> None:
         self.writer = writer
         self.op = op
         self.shape = shape
@@ -173,7 +175,7 @@ class SessionRows:
         values = writer.checker[op].take(row)
         if self._room.limit is not None:
             self._room.take(values)
-        shape = shape_of(values) if op in PARTIAL and MISSING in values else None
+        shape = writer.rows.missing(values) if op in PARTIAL else None
         runs = self.runs
         if runs:
             last = runs[-1]
@@ -206,6 +208,39 @@ class SessionRows:
         if self._room.limit is not None:
             self._room.empty()
         return runs
+
+    def write(
+        self,
+        context: TxnContext,
+        tell: Callable[[Outcome], object],
+        lock: threading.RLock,
+        *,
+        counted: bool,
+    ) -> None:
+        """Write them in a transaction, one run after the other. Those that an error has kept from
+        it wait on, but what is of a table that is gone, or of a transaction that has ended.
+
+        Args:
+            context: of the transaction.
+            tell: is told of what became of a run; where it is not counted, if rows are refused.
+            lock: held while they are taken.
+            counted: whether the caller looks at the counts.
+        """
+        with lock:
+            runs = self.take()
+        while runs:
+            run = runs[0]
+            try:
+                made = context.write_rows(run.writer, run.op, run.rows, counted=counted)
+            except BaseException as error:
+                over = isinstance(error, InvalidTxnStateError)
+                gone = isinstance(error, TableNotFoundError)
+                with lock:
+                    self.put_back([] if over else runs[1:] if gone else runs)
+                raise
+            if counted or made.refused:
+                tell(made)
+            del runs[0]
 
     def put_back(self, runs: list[Run]) -> None:
         """Keep what could not be written, in front of what came since."""

@@ -23,7 +23,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.storage import brief, lengthy, new_rlock, shielded, shielded_unless
-from txnkv.tables import Operation, ReadView, TableEngine, TableInfo, lookup
+from txnkv.tables import Operation, Outcome, ReadView, TableEngine, TableInfo, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
 from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
@@ -59,10 +59,9 @@ class Transaction(Closing):
     ) -> None:
         self.connection = connection
         self._own_session: Session | None = None
-        self._rows: SessionRows | None = None  # of single calls
+        self._rows = SessionRows(NO_LIMIT)  # of single calls
         self.context = context
-        self._joined = joined
-        self._keepalive = keepalive
+        self._joined, self._keepalive = joined, keepalive
         self._heart: Heart | None = None
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
@@ -173,8 +172,7 @@ class Transaction(Closing):
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
         self.connection.require_open()
-        pending = self._rows is not None and self._rows.runs
-        if pending or any(session.has_pending for session in self.context.sessions):
+        if self._rows or any(session.has_pending for session in self.context.sessions):
             raise InvalidTxnStateError(
                 "cannot start committing: a session of the transaction has rows that were not "
                 "flushed. Flush it first, or call commit()"
@@ -260,7 +258,7 @@ class Transaction(Closing):
         self.context.require_process()
         # Not from under a commit that flushes: it would commit the rest.
         with self._gate, self.context.lock:
-            self._rows = None if self._own_session is None else self._rows
+            self._rows.take()
             for session in self.context.sessions:
                 session.discard()
         self.abort_for(ROLLED_BACK)
@@ -268,8 +266,7 @@ class Transaction(Closing):
     @shielded
     def close(self) -> None:
         """Stop heartbeats from this handle. Ends nothing; twice is fine."""
-        heart, self._heart = self._heart, None
-        self._keepalive = False
+        heart, self._heart, self._keepalive = self._heart, None, False
         if heart is not None and os.getpid() == self._pid:
             self.context.instance.coordinator.heartbeats.remove(heart)
 
@@ -417,8 +414,7 @@ class Transaction(Closing):
     def _put(self, table: AnyTable, op: str, row: Any) -> None:
         """Let a row wait, in a small transaction of a few rows without a session."""
         with (context := self.context).lock:
-            if (rows := self._rows) is None:
-                rows = self._rows = SessionRows(NO_LIMIT)
+            rows = self._rows
             if self._own_session is None and rows.are_few and context.may_be_small:
                 context.require_open(op)
                 rows.add(self.connection.writer(table, context.row.snapshot_ts), op, row)
@@ -429,8 +425,7 @@ class Transaction(Closing):
         if (found := self._own_session) is None:
             with self.context.lock:
                 if (found := self._own_session) is None:
-                    rows = self._rows = self._rows or SessionRows(NO_LIMIT)
-                    found = Session(self.connection, self.context, "manual", None, rows)
+                    found = Session(self.connection, self.context, "manual", None, self._rows)
                     self.context.sessions.append(found)
                     self._own_session = found
                     # Rows and messages by the thousand go straight there.
@@ -489,8 +484,8 @@ class Transaction(Closing):
     def _before_read(self) -> None:
         self.connection.require_open()
         self.context.require_open("read")
-        if self._rows is not None and not self._write_rows(self._rows):
-            self._session()
+        if self._rows.runs:
+            self._write_rows(self._rows)
         for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
@@ -511,8 +506,8 @@ class Transaction(Closing):
             if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
                 return
             try:
-                if flush and self._rows is not None and not self._write_rows(self._rows):
-                    self._session()
+                if flush and self._rows.runs:
+                    self._write_rows(self._rows)
                 for session in context.sessions if flush else ():
                     session.flush_for_commit()
                 if context.unsettled:
@@ -522,23 +517,23 @@ class Transaction(Closing):
                     self.abort_for(str(error))
                 raise
 
+    def _write_rows(self, rows: SessionRows) -> None:
+        """Write the rows that wait; a session does what is more, and tells of what is refused."""
+        if self._own_session is None and self.context.local.at is Local.IN_MEMORY:
+            self._write_few(rows)
+        if rows.runs or self._own_session is not None:
+            self._session().flush_for_commit()
+
     @brief  # else an interrupted read could lose the rows that it has taken
-    def _write_rows(self, rows: SessionRows) -> bool:
-        """Write the rows that wait without a session; False where that is a session's work."""
+    def _write_few(self, rows: SessionRows) -> None:
+        """Write what waits; where rows are refused, a session knows of them."""
+        refused: list[Outcome] = []
         with (context := self.context).lock:
-            if self._own_session is not None or not context.may_be_small:
-                return not rows.runs
-            for run in rows.runs:
-                if run.op != "upsert" or run.shape is not None or run.writer.may_refuse:
-                    return False  # it may be refused, and somebody is to be told
-            runs = rows.take()
             try:
-                for run in runs:
-                    context.write_rows(run.writer, run.op, run.rows, counted=False)
-            except BaseException:
-                rows.put_back(runs)
-                raise
-            return True
+                rows.write(context, refused.append, context.lock, counted=False)
+            finally:
+                for outcome in refused:
+                    self._session().keep(outcome)
 
     @property
     def _gate(self) -> Any:

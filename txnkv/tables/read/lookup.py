@@ -70,7 +70,7 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
     encoded = writer.key(values)
     tablet = writer.tablet(values, encoded)
     found = find_row(tables, tablet, view, encoded)
-    return None if found is None else writer.row(values, tablet.layout.decode_one(found))
+    return None if found is None else writer.rows.dict(encoded, found)
 
 
 def get_by(

@@ -51,8 +51,18 @@ FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more go through arrays and C."""
 
 
-_KEPT_ROWS: Final = 4096
-"""Rows of the snapshot that are remembered, for those who change what they have just read."""
+_INSERT, _UPSERT, _UPDATE, _DELETE = range(4)
+_NATIVE: Final = {
+    "insert": _INSERT,
+    "insert_ignore": _INSERT,
+    "upsert": _UPSERT,
+    "update": _UPDATE,
+    "update_ignore": _UPDATE,
+    "delete": _DELETE,
+    "delete_ignore": _DELETE,
+}
+"""The operations of `core.RowReader.write`; what became of a row are its other three numbers."""
+_INSERTED, _UPDATED = 1, 2
 
 
 class SmallWrites:
@@ -86,7 +96,6 @@ class SmallWrites:
         self._add_key = None if reads is None else reads.add_key
         self.memories: dict[int, core.MemRowSet] = {}
         self._tablets: dict[int, Tablet] = {}
-        self._found: dict[tuple[int, bytes], Values | None] = {}
 
     @cached_property
     def _view(self) -> ReadView:
@@ -159,6 +168,8 @@ class SmallWrites:
                     lone = writer.lone
                     self._put(writer.tablet_of(values, key) if lone is None else lone, key, row)
                     continue
+                if not writer.indexes and self._apply_native(writer, op, values, outcome):
+                    continue
                 error = self._apply(writer, rule, values, outcome)
                 if error is None:
                     continue
@@ -171,40 +182,56 @@ class SmallWrites:
             self._undo(self._before)
             raise
 
+    def _apply_native(self, writer: RowWriter, op: str, values: Values, outcome: Outcome) -> bool:
+        """Take one row without a step of Python; False: it is to be looked at here."""
+        number, at = self._statements + 1, self._row.snapshot_ts
+        done = writer.reader.write(_NATIVE[op], values, self.memories, number, at, self._add_key)
+        if not done:
+            return False
+        self._statements = number
+        self._lone = None
+        self._count(1, done >> 2)
+        what = done & 3
+        if what == _INSERTED:
+            outcome.inserted += 1
+            return True
+        self._replaces = True
+        if what == _UPDATED:
+            outcome.updated += 1
+        else:
+            outcome.deleted += 1
+        return True
+
     def _apply(
         self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
     ) -> TxnkvError | None:
         """Take one row; return the error where it is refused."""
         deletes = rule.there is Effect.GONE
-        partial = not deletes and MISSING in values
         given = values if deletes else writer.key_of(values)
-        row: bytes | None = None
-        if deletes or partial:
-            key = writer.key(given)
-        else:
-            key, row = writer.rows.values(values)
+        key = writer.key(given)
         tablet = writer.tablet(given, key)
-        old = self._find(writer, tablet, key, decode=partial or bool(writer.indexes))
+        old = self._find(tablet, key)
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
             earlier = own is not None and own[0] > self._before
             if old is None:
                 return not_there(earlier=earlier)
             return already_there(earlier=earlier, own=own is not None)
-        beside = () if deletes else writer.values_of(values)
-        if partial:
-            filled = writer.defaults(beside) if old is None else writer.completed(beside, old)
-            if isinstance(filled, str):
-                return incomplete(filled)
-            row = writer.layout.encode_one(filled)
-            beside = filled
+        row: bytes | None = None
+        if not deletes:
+            if old is None and MISSING in values:
+                whole = writer.with_defaults(values)
+                if isinstance(whole, str):
+                    return incomplete(whole)
+                values = whole
+            _, row = writer.rows.values(values, old)
         entries: list[tuple[Tablet, Entry]] = []
         if writer.indexes:
-            before = None if old is None else given + old
-            after = None if deletes else given + beside
+            before = None if old is None else given + writer.layout.decode_one(old)
+            after = None if row is None else given + writer.layout.decode_one(row)
             try:
                 for index in writer.indexes:
-                    made = index.changes(before, after, self._entry)
+                    made = index.changes(before, after, self._find)
                     entries += [(index.tablet, entry) for entry in made]
             except AlreadyPresentError as error:
                 return error
@@ -220,38 +247,10 @@ class SmallWrites:
             outcome.updated += 1
         return None
 
-    def _entry(self, tablet: Tablet, key: bytes) -> bytes | None:
+    def _find(self, tablet: Tablet, key: bytes) -> bytes | None:
         """The bytes of the row with this key, of its own or the snapshot's."""
         own = self._own(tablet, key)
         return lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
-
-    def _find(
-        self, writer: RowWriter, tablet: Tablet, key: bytes, *, decode: bool
-    ) -> Values | None:
-        """The values beside the key of the row that is there; () when they are not wanted."""
-        own = self._own(tablet, key)
-        if own is not None:
-            row = own[1]
-            if row is None:
-                return None
-            found: Values = writer.layout.decode_one(row) if decode else ()
-            return found
-        return self._known(tablet, key, decode=decode)
-
-    def _known(self, tablet: Tablet, key: bytes, *, decode: bool) -> Values | None:
-        """Return the values beside the key that the snapshot has, which never change; () when they
-        are not wanted, None when there is no row.
-        """
-        at = (tablet.id, key)
-        if at in self._found:
-            return self._found[at]
-        row = lookup.find_row(self._tables, tablet, self._view, key)
-        if not decode:
-            return None if row is None else ()
-        found = None if row is None else tablet.layout.decode_one(row)
-        if len(self._found) < _KEPT_ROWS:
-            self._found[at] = found
-        return found
 
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
         """The row with this key, of its own or the snapshot's.
@@ -260,14 +259,14 @@ class SmallWrites:
             SchemaError: the key does not fit the table.
             HistoryExpiredError: the snapshot is older than the history.
         """
-        if not self.memories:
-            row = writer.reader.get(key, self._row.snapshot_ts, self._add_key)
-            if row is not NotImplemented:
-                return row  # type: ignore[no-any-return]
+        at = self._row.snapshot_ts
+        row: dict[str, Any] | None = writer.reader.get(key, at, self._add_key, self.memories)
+        if row is not NotImplemented:
+            return row
         values = writer.checker["delete"].take(key)
         encoded = writer.key(values)
-        found = self._find(writer, writer.tablet(values, encoded), encoded, decode=True)
-        return None if found is None else writer.row(values, found)
+        found = self._find(writer.tablet(values, encoded), encoded)
+        return None if found is None else writer.rows.dict(encoded, found)
 
     def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
         if not self.memories:
