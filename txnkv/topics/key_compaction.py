@@ -55,7 +55,7 @@ declare_fault_point("compaction.marked", "how far a log is compacted is noted, d
 _MOST_KEYS: Final = 1 << 20
 """Keys that a pass notes, about."""
 
-_PIECE_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 1 << 20
 """Bytes of batches of a piece, about: others wait so long."""
 
 _MOST_BYTES: Final = 256 << 20
