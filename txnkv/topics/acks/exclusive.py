@@ -30,7 +30,7 @@ import apsw
 
 from txnkv.coordinator import one
 from txnkv.errors import ClosedError
-from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded
+from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded_unless
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
@@ -572,7 +572,7 @@ class Hold:
         self.where: set[Literal["memory", "status"]] = set()
         self._over = WhenDropped(self, _end, store, local, self.id, self.where)
 
-    @shielded
+    @shielded_unless(lambda self: not self.where)
     def release(self) -> None:
         """The run is over. Twice is fine."""
         self._over()
