@@ -146,6 +146,11 @@ class RowWriter:
         """
         return self._ask_indexes()
 
+    @cached_property
+    def may_refuse(self) -> bool:
+        """Also a whole row that is upserted may be refused."""
+        return any(index.checked for index in self.indexes)
+
     def key(self, values: Values) -> bytes:
         """The encoded key of a key's values."""
         return self.codec.encode_one(values)
