@@ -59,6 +59,7 @@ AS_THEY_ARE = {
 INSIDE = {
     "Client": "addresses end_sessions timestamp_of writer elsewhere",
     "Scan": "over",
+    "Session": "keep",
     "Transaction": "abort_for begin require_shareable start_heart",
 }
 """Methods that nobody calls on a remote handle."""

@@ -42,7 +42,7 @@ import pyarrow as pa
 from txnkv.core import BatchHeader, LastKeys, Spans, decode, read_chunk
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
-from txnkv.topics.log import Rewritten, declare_places, next_offset
+from txnkv.topics.log import NOTHING, Rewritten, declare_places, next_offset
 from txnkv.topics.messages import now_micros
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.topic_catalog import TopicInfo
@@ -135,9 +135,6 @@ def compact(
         done.add(made.done)
         if made.is_last:
             return done
-
-
-_NOTHING: Final = pa.array([], pa.uint32())
 
 
 @dataclass
@@ -319,15 +316,15 @@ class _Pass:
         """The messages of a batch that no later one hides; None: all."""
         chunk = read_chunk(batch)
         if chunk is not None and chunk.piece:
-            return _NOTHING if chunk.message_id in self._large.gone else None
+            return NOTHING if chunk.message_id in self._large.gone else None
         if not header.rows:
-            return _NOTHING
+            return NOTHING
         rows = decode(batch, Spans.of([(0, header.length)]), 0, checked=True)
         if chunk is not None:
             if not self._is_large_hidden(header, rows):
                 return None
             self._large.gone.add(chunk.message_id)
-            return _NOTHING
+            return NOTHING
         kept = self._last.choose(rows, self._oldest)
         return None if len(kept) == header.rows else kept
 

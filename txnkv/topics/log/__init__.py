@@ -31,7 +31,7 @@ from txnkv.topics.log.log_chunks import (
     unlike,
     whole,
 )
-from txnkv.topics.log.log_rewriter import LogPiece
+from txnkv.topics.log.log_rewriter import NOTHING, LogPiece
 from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Rewritten, Segment
 from txnkv.topics.log.log_writer import LogOptions
 from txnkv.topics.log.partition_log import Buffer, PartitionLog, first_not_older

@@ -63,7 +63,7 @@ declare_fault_point("log.rewritten", "a piece of a log is rewritten, not committ
 _MOST: Final = (1 << 31) - 1
 
 
-_NOTHING: Final = pa.array([], pa.uint32())
+NOTHING: Final = pa.nulls(0, pa.uint32())
 
 _Span: TypeAlias = tuple[int, int]
 """A transaction, and where it begins: one that sends again behind its end begins again."""
@@ -83,7 +83,7 @@ class _Batch:
     data: memoryview
     control: Control | None
     span: _Span | None = None
-    rows: pa.UInt32Array | None = field(default_factory=lambda: _NOTHING)
+    rows: pa.UInt32Array | None = field(default_factory=lambda: NOTHING)
     stays: bool = False
 
     @property
