@@ -272,9 +272,9 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
 def backup(store: str, dest: str, base: str | None, limit: float | None, as_json: bool) -> None:
     """Copy a store while it is in use: all that is committed at one instant.
 
-    DEST is a folder that is not there yet. Others may read and write meanwhile. With --base each
-    backup takes what it has in common with an earlier one from there, and is whole by itself: any
-    of them may be removed.
+    DEST is a folder that is not there yet, or an address as s3://bucket/folder. Others may read and
+    write meanwhile. With --base each backup takes what it has in common with an earlier one from
+    there, and is whole by itself: any of them may be removed.
     """
     with (
         txnkv.connect(store, create=False) as client,
@@ -300,9 +300,9 @@ def backup(store: str, dest: str, base: str | None, limit: float | None, as_json
 def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
     """Make a store of a backup or a dump.
 
-    SRC is a backup or a dump, or a folder with several of one store, of which the latest is taken.
-    DEST is a folder that is not there yet. The new store is another one than that which was
-    copied: tokens and checkpoints of streams do not take it for that.
+    SRC is a backup or a dump, or a folder with several of one store, of which the latest is taken;
+    a path or an address. DEST is a folder that is not there yet. The new store is another one than
+    that which was copied: tokens and checkpoints of streams do not take it for that.
     """
     with given():
         until = None if at is None else snapshot(at)

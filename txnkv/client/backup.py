@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -58,21 +58,26 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.storage import (
-    LIST,
     STATUS,
     Backup,
     BackupWriter,
     Environments,
+    Place,
     StoreDirectory,
+    backups_at,
     changed_copy,
     declare_fault_point,
     extents,
     fault_point,
+    fetching,
     make_private_directory,
+    open_backup,
+    place_of,
     put_entries,
     read_copy,
     shielded,
     whole_folder,
+    writing,
 )
 from txnkv.tables import (
     BLOCKS_DB,
@@ -96,6 +101,9 @@ from txnkv.topics import (
 )
 from txnkv.transaction import Connection, Instance, Transaction
 from txnkv.transaction import instance as instances
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 declare_fault_point("backup.status", "status.db of a backup is copied, nothing else is")
 declare_fault_point("backup.logs", "status.db and the logs of a backup are copied")
@@ -142,17 +150,17 @@ def back_up(
     base: str | os.PathLike[str] | None,
     progress: Callable[[int, int], None] | None,
     bytes_per_second: float | None,
+    filesystem: FileSystem | None = None,
 ) -> BackupReport:
     """Copy a store; see `Client.backup`."""
     if bytes_per_second is not None and not bytes_per_second > 0:
         raise ValueError(f"bytes_per_second={bytes_per_second}: a number above 0, or None")
-    store, place = instance.store, Path(os.path.abspath(dest))
-    if place.resolve().is_relative_to(store.directory.path):
+    store, place = instance.store, place_of(dest, filesystem)
+    if isinstance(place, Path) and place.resolve().is_relative_to(store.directory.path):
         raise ValueError(f"{place} lies in the store {store.directory.path}: name a folder outside")
-    earlier = None if base is None else _earlier(Path(base), store.store_id)
-    with whole_folder(place, "a backup") as folder:
-        told = _Told(instance, progress)
-        writer = BackupWriter(folder, earlier, told.add, bytes_per_second)
+    earlier = None if base is None else _earlier(base, filesystem, store.store_id)
+    told = _Told(instance, progress)
+    with writing(place, earlier, told.add, bytes_per_second) as writer:
         timestamp = _copy(instance, writer)
         writer.finish(
             {
@@ -169,8 +177,8 @@ def back_up(
     return BackupReport(str(place), timestamp, len(writer.files), size, writer.linked)
 
 
-def _earlier(base: Path, store_id: str) -> Backup:
-    found = Backup.open(base)
+def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store_id: str) -> Backup:
+    found = open_backup(place_of(base, filesystem))
     if found.content["store_id"] != store_id:
         raise ValueError(
             f"base={str(base)!r} is a backup of another store ({found.content['store_id']}, this "
@@ -296,6 +304,7 @@ def restore(
     dest: str | os.PathLike[str],
     *,
     at: Timestamp | datetime | None = None,
+    filesystem: FileSystem | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RestoreReport:
     """Make a store of a backup or a dump; see `Client.backup` and `txnkv.dump`.
@@ -306,8 +315,10 @@ def restore(
 
     Args:
         src: a backup or a dump; or a folder with some of one store, of which the latest is taken.
+            A path, or an address as of `Client.backup`.
         dest: where the store is to be: nothing is there, or an empty folder.
         at: of the backups, the latest one that was taken at or before this.
+        filesystem: of pyarrow, in which `src` is a path.
         progress: called with (bytes done, bytes in all).
 
     Raises:
@@ -318,7 +329,7 @@ def restore(
         StorageFullError: no room; nothing is left of it.
         UnavailableError: another process restores to `dest`, or the disk failed.
     """
-    backup = _chosen(Path(os.path.abspath(src)), at)
+    backup = _chosen(place_of(src, filesystem), at)
     total, done = 2 * backup.size, 0
 
     def told(count: int) -> None:
@@ -328,8 +339,8 @@ def restore(
             progress(done, total)
 
     place = Path(os.path.abspath(dest))
-    with whole_folder(place, "a restored store") as folder:
-        backup.verify(told)
+    with whole_folder(place, "a restored store") as folder, fetching(place) as fetched:
+        backup.verify(told, fetched)
         if backup.content.get("kind") == DUMP:
             store_id = _Undump(folder, backup, told).run()
         else:
@@ -337,7 +348,7 @@ def restore(
         fault_point("restore.opened")
     fault_point("restore.renamed")
     timestamp = Timestamp(backup.content["timestamp"])
-    return RestoreReport(str(place), store_id, timestamp, str(backup.folder), backup.size)
+    return RestoreReport(str(place), store_id, timestamp, backup.place, backup.size)
 
 
 def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
@@ -346,6 +357,7 @@ def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
         made.add_feature(feature)
     shutil.copyfile(backup.path(STATUS), made.status_path)
     made.status_path.chmod(0o600)
+    backup.release([STATUS])
     told(backup.files[STATUS].size)
     found = _fill(made, backup, told)
     with changed_copy(made.status_path) as cur:
@@ -360,16 +372,10 @@ def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
     return made.store_id
 
 
-def _chosen(src: Path, at: Timestamp | datetime | None) -> Backup:
+def _chosen(src: Place, at: Timestamp | datetime | None) -> Backup:
     if isinstance(at, datetime):
         at = Timestamp.from_datetime(at)
-    if (src / LIST).exists() or not src.is_dir():
-        found = [Backup.open(src)]
-    else:
-        # Hidden ones have not got their names: their writers died, or are at it.
-        found = [Backup.open(path.parent) for path in sorted(src.glob(f"[!.]*/{LIST}"))]
-        if not found:
-            Backup.open(src)  # says that it is none
+    found = backups_at(src)
     if len({each.content["store_id"] for each in found}) > 1:
         raise ValueError(f"{src} has backups of several stores: name one of them")
     early = [each for each in found if at is None or each.content["timestamp"] <= at]
@@ -408,12 +414,13 @@ def _fill(
                     _fill_tablet(environments, part, backup, names)
             except (KeyError, ValueError) as error:
                 raise CorruptionError(
-                    f"{backup.folder / part} does not belong to {backup.path(STATUS)}: {error!r}. "
+                    f"{backup.place}/{part} does not belong to its {STATUS}: {error!r}. "
                     "Take another backup"
                 ) from None
             found[part] = environments.get(part).extent()
             environments.get(part).close()
             told(sum(backup.files[name].size for name in names))
+            backup.release(names)
             fault_point("restore.part")
     finally:
         environments.close_all()
@@ -469,7 +476,7 @@ class _Undump:
         content = json.loads(self._backup.path(CONTENT).read_bytes())
         if content["version"] > DUMP_VERSION:
             raise IncompatibleStoreError(
-                f"{self._backup.folder} is a dump of version {content['version']}, this reads up "
+                f"{self._backup.place} is a dump of version {content['version']}, this reads up "
                 f"to {DUMP_VERSION}: restore it with the txnkv that wrote it"
             )
         with _opened_aside(self._folder, create=True) as instance:
@@ -525,6 +532,7 @@ class _Undump:
                 f"{path} has {rows:,} rows, {CONTENT} says {document['rows']:,}: dump again"
             )
         self._told(self._backup.files[document["file"]].size)
+        self._backup.release([document["file"]])
 
     def _reach(self, instance: Instance, timestamp: Timestamp) -> None:
         """Have snapshots and all that comes later be at or behind a timestamp."""

@@ -527,10 +527,7 @@ class Client(Connection, Closing):
         """Set the store's clock to this machine's, where that is ahead; it never goes back.
 
         Needed once, when a store was not used for more than ten years: commits are refused until
-        then, for the machine's clock might be wrong.
-
-        Returns:
-            The store's last timestamp.
+        then, for the machine's clock might be wrong. Returns the store's last timestamp.
         """
         self.require_writable()
         with self.instance.store.status.write() as cur:
@@ -557,23 +554,26 @@ class Client(Connection, Closing):
         dest: str | os.PathLike[str],
         *,
         base: str | os.PathLike[str] | None = None,
+        filesystem: Any = None,
         bytes_per_second: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> BackupReport:
         """Copy all that is committed now, at one timestamp; `txnkv.restore` makes a store of it.
 
         Args:
-            dest: nothing is there, or an empty folder.
+            dest: nothing is there, or an empty folder; a path, or an address as s3://bucket/folder.
             base: an earlier backup of this store: files that are the same are linked, not copied.
+            filesystem: of `pyarrow.fs`, in which `dest` and `base` are paths.
             bytes_per_second: the most that is written.
             progress: called with (bytes done, in all).
 
         Raises:
             ValueError: `dest` is not empty, or `base` is of another store.
             CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
+            UnavailableError: the file system failed.
         """
         self.require_writable()
-        return back_up(self.instance, dest, base, progress, bytes_per_second)
+        return back_up(self.instance, dest, base, progress, bytes_per_second, filesystem)
 
     @shielded
     def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:

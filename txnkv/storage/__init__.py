@@ -11,6 +11,7 @@
     sqlite_connection, write_queue, wal, status_db    SQLite
     store            all of it, once a process
     backup_files     what a backup is made of; a folder that is whole or not there
+    backup_uploads   backups in other file systems
 
 What is exported here is what other layers use.
 """
@@ -25,6 +26,14 @@ from txnkv.storage.backup_files import (
     each_between,
     put_entries,
     whole_folder,
+)
+from txnkv.storage.backup_uploads import (
+    Place,
+    backups_at,
+    fetching,
+    open_backup,
+    place_of,
+    writing,
 )
 from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
 from txnkv.storage.directory import (

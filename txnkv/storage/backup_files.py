@@ -32,7 +32,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,16 @@ class Listed:
     crc: int
 
 
+def copied(file: Any, take: Callable[[bytes], object]) -> Listed:
+    """Give all that is left of an open file to `take`, piece by piece; what it was."""
+    crc = size = 0
+    while data := file.read(_READ_BYTES):
+        go_on()
+        take(data)
+        crc, size = crc32c(data, crc), size + len(data)
+    return Listed(size, crc)
+
+
 class EntryFile:
     """A file of entries that is being written, or only counted.
 
@@ -148,11 +158,9 @@ class BackupWriter:
     def add(self, name: str) -> None:
         """List a file that somebody else wrote at `path(name)`, and make it durable."""
         with self.path(name).open("rb") as file:
-            crc = size = 0
-            while data := file.read(_READ_BYTES):
-                crc, size = crc32c(data, crc), size + len(data)
+            listed = copied(file, lambda _: None)
             os.fsync(file.fileno())
-        self._done(name, Listed(size, crc))
+        self._done(name, listed)
 
     def entries(self, name: str, put_all: Callable[[EntryFile], object]) -> None:
         """Write a file of entries, which is durable then.
@@ -167,13 +175,9 @@ class BackupWriter:
             put_all(counted)
             if self.link(name, Listed(counted.size, counted.crc)):
                 return
-        path = self.path(name)
-        make_private_file(path)
-        with path.open("r+b", buffering=1 << 20) as file:
-            written = EntryFile(file.write)
+        with self._opened(name) as write:
+            written = EntryFile(write)
             put_all(written)
-            file.flush()
-            os.fsync(file.fileno())
         self._done(name, Listed(written.size, written.crc))
 
     def link(self, name: str, wanted: Listed | None = None) -> bool:
@@ -188,8 +192,7 @@ class BackupWriter:
         if earlier is None or listed is None or wanted not in (None, listed):
             return False
         with suppress(OSError):  # on another disk, too many links: it is copied then
-            if earlier.path(name).stat().st_size == listed.size:
-                os.link(earlier.path(name), self.path(name))
+            if self._take(earlier, name, listed.size):
                 self.files[name] = listed
                 self.linked += listed.size
                 self._progress(listed.size)
@@ -204,13 +207,29 @@ class BackupWriter:
         first = {"format": _NAME, "version": version, "store_version": FORMAT_VERSION}
         whole = {**first, **content, "files": files}
         line = json.dumps(whole).encode()
-        path = self.path(LIST)
+        self._put_list(b"%s\n%08x\n" % (line, crc32c(line)))
+        fault_point("backup.listed")
+
+    def _put_list(self, data: bytes) -> None:
+        with self._opened(LIST) as write:
+            write(data)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Callable[[bytes], object]]:
+        """A new file to write, durable at the end of the block."""
+        path = self.path(name)
         make_private_file(path)
-        with path.open("r+b") as file:
-            file.write(b"%s\n%08x\n" % (line, crc32c(line)))
+        with path.open("r+b", buffering=1 << 20) as file:
+            yield file.write
             file.flush()
             os.fsync(file.fileno())
-        fault_point("backup.listed")
+
+    def _take(self, earlier: Backup, name: str, size: int) -> bool:
+        """Have a file of an earlier backup here too, if it has its size."""
+        if earlier.path(name).stat().st_size != size:
+            return False
+        os.link(earlier.path(name), self.path(name))
+        return True
 
     def path(self, name: str) -> Path:
         """The place of a file; its folder is there."""
@@ -236,15 +255,16 @@ class Backup:
     """A backup that is there.
 
     Attributes:
-        folder: it lies there.
+        place: it lies there, as people name it.
         content: what was said of it as a whole.
         files: by name.
     """
 
     def __init__(self, folder: Path, content: dict[str, Any]) -> None:
-        self.folder = folder
+        self.place = str(folder)
         self.content = content
         self.files = {name: Listed(*file) for name, file in content["files"].items()}
+        self._folder = folder
 
     @classmethod
     def open(cls, folder: Path) -> Backup:
@@ -264,21 +284,7 @@ class Backup:
                 f"{folder} is no backup, but {found}: it has no file {LIST}. Name a folder that "
                 "client.backup or `txnkv backup` made"
             )
-        line, _, rest = path.read_bytes().partition(b"\n")
-        if rest != b"%08x\n" % crc32c(line):
-            raise _damaged(path, "its checksum does not match")
-        content = json.loads(line)
-        version, store = content.get("version"), content.get("store_version", 0)
-        known = FIRST_WITH_BACKUPS <= store <= FORMAT_VERSION
-        known &= KNOWN_FEATURES.issuperset(content.get("features", ()))
-        known &= version in (_PLAIN_VERSION, _VERSION)
-        if content.get("format") != _NAME or not known:
-            raise IncompatibleStoreError(
-                f"{path} has format {content.get('format')!r} version {version!r}, of a store of "
-                f"version {store!r}; this is version {_VERSION}, of stores up to {FORMAT_VERSION}. "
-                "Restore it with the txnkv that wrote it"
-            )
-        return cls(folder, content)
+        return cls(folder, content_of(str(path), path.read_bytes()))
 
     @property
     def size(self) -> int:
@@ -286,29 +292,29 @@ class Backup:
         return sum(file.size for file in self.files.values())
 
     def path(self, name: str) -> Path:
-        """The place of a file."""
-        return self.folder / name
+        """The place of a file on this machine."""
+        return self._folder / name
 
-    def verify(self, progress: Progress) -> None:
+    def verify(self, progress: Progress, aside: Path) -> None:
         """Compare all files with the list.
+
+        Args:
+            progress: see `Progress`.
+            aside: a folder for what is to be fetched.
 
         Raises:
             CorruptionError: one is missing, or damaged.
         """
         for name, listed in self.files.items():
-            path, crc, size = self.path(name), 0, 0
             try:
-                with path.open("rb") as file:
-                    while data := file.read(_READ_BYTES):
-                        go_on()
-                        crc, size = crc32c(data, crc), size + len(data)
-                        progress(len(data))
+                with self.path(name).open("rb") as file:
+                    found = copied(file, lambda data: progress(len(data)))
             except FileNotFoundError:
-                raise _damaged(path, "it is missing") from None
-            if size != listed.size:
-                raise _damaged(path, f"it has {size} bytes, {listed.size} were written")
-            if crc != listed.crc:
-                raise _damaged(path, "its checksum does not match")
+                raise damaged(self.path(name), "it is missing") from None
+            require_listed(self.path(name), found, listed)
+
+    def release(self, names: Iterable[str]) -> None:
+        """These files are not needed any more: what was fetched of them goes."""
 
     def entries(self, name: str) -> Iterator[Entry]:
         """Yield the entries of a file that was verified."""
@@ -318,9 +324,50 @@ class Backup:
                 yield file.read(database), file.read(key), file.read(value)
 
 
-def _damaged(path: Path, what: str) -> CorruptionError:
+def content_of(place: str, data: bytes) -> dict[str, Any]:
+    """The content of a list.
+
+    Args:
+        place: of the list, as people name it.
+        data: all of it.
+
+    Raises:
+        CorruptionError: it is damaged.
+        IncompatibleStoreError: it is of no backup, or of a newer version.
+    """
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        raise damaged(place, "its checksum does not match")
+    content: dict[str, Any] = json.loads(line)
+    version, store = content.get("version"), content.get("store_version", 0)
+    known = FIRST_WITH_BACKUPS <= store <= FORMAT_VERSION
+    known &= KNOWN_FEATURES.issuperset(content.get("features", ()))
+    known &= version in (_PLAIN_VERSION, _VERSION)
+    if content.get("format") != _NAME or not known:
+        raise IncompatibleStoreError(
+            f"{place} has format {content.get('format')!r} version {version!r}, of a store of "
+            f"version {store!r}; this is version {_VERSION}, of stores up to {FORMAT_VERSION}. "
+            "Restore it with the txnkv that wrote it"
+        )
+    return content
+
+
+def require_listed(place: object, found: Listed, listed: Listed) -> None:
+    """Refuse a file that is not what the list says.
+
+    Raises:
+        CorruptionError: it is damaged.
+    """
+    if found.size != listed.size:
+        raise damaged(place, f"it has {found.size} bytes, {listed.size} were written")
+    if found.crc != listed.crc:
+        raise damaged(place, "its checksum does not match")
+
+
+def damaged(place: object, what: str) -> CorruptionError:
+    """The error of a file that is not what was written."""
     return CorruptionError(
-        f"{path} is damaged: {what}. Nothing was restored from it: put the file back, or take "
+        f"{place} is damaged: {what}. Nothing was restored from it: put the file back, or take "
         "another backup"
     )
 
