@@ -42,6 +42,24 @@ def test_tables_are_made_and_dropped(tmp_path, run, fail, misuse):
     assert "there is no table 't' to drop" in fail("drop", store, "t", "--yes")
 
 
+def test_a_table_goes_back_in_time_and_is_emptied_only_where_that_is_said(sales, run, misuse):
+    with txnkv.connect(sales) as client:
+        before = client.snapshot().timestamp
+        client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+        client.table("t").insert({"id": 1})
+        one = client.snapshot().timestamp
+        client.table("t").insert({"id": 2})
+        told = misuse("revert", sales, "t", "--to", int(before))
+        assert "t had no rows then. Delete 2 rows of now? Say --yes" in told
+        assert client.table("t").count() == 2
+        reverted = run("revert", sales, "t", "--to", int(one))
+        assert reverted.out == "t is as it was: 0 inserted, 0 updated, 1 deleted\n"
+        assert run("revert", sales, "t", "--to", int(before), "--yes", "--json").json == {
+            "inserted": 0, "updated": 0, "deleted": 1,
+        }  # fmt: skip
+        run("revert", sales, "t", "--to", int(before))  # it is empty by now
+
+
 def test_topics_are_made_and_dropped(store, run, fail, misuse):
     options = ["--partitions", 2, "--buffer", "sidecar", "--compression", "lz4"]
     options += ["--retention-seconds", 60, "--value-schema", "id:int64"]

@@ -46,12 +46,28 @@ def test_list(messages, run):
         held = {"leased": 1, "free": 1, "delayed": 0, "pending": 1, "kept": 0}
         assert (
             shared
-            == {"name": "s", "type": "shared", "lag": 5, "lost": 0, "consumer_pid": None} | held
+            == {"topic": "events", "name": "s", "type": "shared", "lag": 5, "lost": 0}
+            | {"consumer_pid": None}
+            | held
         )
         assert (alone["type"], alone["lag"]) == ("exclusive", 6)
         lines = run("group", "list", messages, "events").out.splitlines()
         assert lines[-1].split() == ["s", "shared", "5", "1", "1", "0", "1"]
         txn.rollback()
+
+
+def test_list_of_all_topics(messages, run):
+    with txnkv.connect(messages) as client:
+        client.topic("events").subscribe("s", "shared").close()
+        client.create_topic("another").subscribe("s").close()
+        found = run("group", "list", messages, "--json").json
+    assert [(each["topic"], each["name"], each["type"]) for each in found] == [
+        ("another", "s", "exclusive"),
+        ("events", "s", "shared"),
+    ]
+    lines = [line.split()[:3] for line in run("group", "list", messages).out.splitlines()]
+    assert lines[0] == ["topic", "name", "type"]
+    assert lines[-2:] == [["another", "s", "exclusive"], ["events", "s", "shared"]]
 
 
 def test_groups_of_kafka_s_clients_are_listed_too(messages, run):

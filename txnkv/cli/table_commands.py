@@ -215,17 +215,22 @@ def rename(store: str, table: str, name: str, as_json: bool) -> None:
 @click.option(
     "--to", "at", metavar="WHEN", required=True, help="A timestamp, or a time with its zone."
 )
+@yes_option
 @json_option
-def revert(store: str, table: str, at: str, as_json: bool) -> None:
+def revert(store: str, table: str, at: str, yes: bool, as_json: bool) -> None:
     """Give TABLE the rows that it had at a time, in one transaction.
 
-    The time must lie in the history that the store keeps. Columns stay as they are.
+    The time must lie in the history that the store keeps. Columns stay as they are. Asks
+    first where the table had no rows then, as before it was made, or wants --yes where nobody can
+    answer.
     """
     with txnkv.connect(store, create=False) as client:
         found = client.table(table)
         with given():
             when = client.timestamp_of(parsing.snapshot(at))
         with stopping(lambda: "nothing was changed"):
+            if not found.count(snapshot=when) and (rows := found.count()):
+                confirm(f"{table} had no rows then. Delete {plural(rows, 'row')} of now?", yes)
             done = found.restore(when)
     parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
     tell(

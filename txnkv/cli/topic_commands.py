@@ -390,45 +390,43 @@ name_argument = click.argument("name", metavar="NAME")
 
 @click.group()
 def group() -> None:
-    """List, show, move and drop the subscriptions of a topic."""
+    """List, show, move and drop the subscriptions of topics."""
 
 
 @group.command("list")
 @store_argument
-@topic_argument
+@topic_or_none_argument
 @json_option
-def list_(store: str, topic: str, as_json: bool) -> None:
-    """List the subscriptions of TOPIC, and what each has to do.
+def list_(store: str, topic: str | None, as_json: bool) -> None:
+    """List the subscriptions of TOPIC, or of all topics, and what each has to do.
 
     Leased messages are delivered and not acknowledged, free ones were given back, the time of
     delayed ones has not come, and the acknowledgement of a pending one waits for the commit of its
-    transaction. Groups of Kafka's
-    clients come after them, with the lag of partitions in which they have committed offsets.
+    transaction. Groups of Kafka's clients come last, with the lag of partitions that they
+    committed.
     """
+    documents = []
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
-        found = engine.subscriptions.of_topic(client.topic(topic).info)
-        documents = [{"name": info.name, **subscription_stats(engine, info)} for info in found]
-        documents += _kafka_groups(client, client.topic(topic))
+        for name in client.topics() if topic is None else [topic]:
+            found = engine.subscriptions.of_topic(client.topic(name).info)
+            groups = [{"name": info.name, **subscription_stats(engine, info)} for info in found]
+            groups += _kafka_groups(client, client.topic(name))
+            documents += [{"topic": name, **each} for each in groups]
     if as_json:
         print_json(documents)
     elif not documents:
         click.echo("no subscriptions")
     else:
+        texts = ["topic"] * (topic is None) + ["name", "type"]
         numbers = ["lag", "leased", "free", "delayed", "pending"]
-        print_grid(
-            ["name", "type", *numbers, "consumer"],
-            [
-                [
-                    each["name"],
-                    each["type"],
-                    *(f"{each[name]:,}" for name in numbers),
-                    _process_text(each["consumer_pid"]),
-                ]
-                for each in documents
-            ],
-            right=numbers,
-        )
+        rows = []
+        for each in documents:
+            counts = [f"{each[name]:,}" for name in numbers]
+            rows.append(
+                [*(each[name] for name in texts), *counts, _process_text(each["consumer_pid"])]
+            )
+        print_grid([*texts, *numbers, "consumer"], rows, right=numbers)
 
 
 @group.command()
