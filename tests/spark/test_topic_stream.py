@@ -493,6 +493,47 @@ def test_retention_takes_the_beginning_of_a_large_message(client: txnkv.Client) 
     assert values(new.rows()) == [b"b"]
 
 
+@BUFFERS
+@ORDERS
+def test_what_was_truncated_behind_the_checkpoint_is_passed_over(
+    client: txnkv.Client, buffer: str, order: str
+) -> None:
+    topic = client.create_topic("events", 1, buffer)
+    query = Query(options(client, order=order))
+    send(client, "a")
+    send(client, "b")
+    query.trigger()
+    for text in "cde":
+        send(client, text)
+    (end,) = (m.offset for m in topic.consumer().poll(max_messages=9) if m.value == b"b")
+    topic.truncate(after=end)
+    assert not query.trigger() or values(query.batches[-1][0]) == []
+    send(client, "f")
+    assert query.restarted().replay(0) == query.batches[0]
+    query = query.restarted()
+    assert query.trigger()
+    assert values(query.batches[-1][0]) == [b"f"]
+
+
+@BUFFERS
+@ORDERS
+def test_messages_are_truncated_behind_the_checkpoint_between_planning_and_reading(
+    client: txnkv.Client, buffer: str, order: str
+) -> None:
+    """What somebody took away on purpose is in no batch, nor in one that is read again."""
+    topic = client.create_topic("events", 1, buffer)
+    for text in "abc":
+        send(client, text)
+    reader = Query(options(client, order=order)).start()
+    begun = reader.initialOffset()
+    tasks = reader.partitions(begun, reader.latestOffset(begun, ReadAllAvailable()))
+    assert values(rows_of(reader, tasks[0])) == [b"a", b"b", b"c"]
+    (first,) = (m.offset for m in topic.consumer().poll(max_messages=9) if m.value == b"a")
+    topic.truncate(after=first)
+    send(client, "d")
+    assert values(rows_of(reader, tasks[0])) == [b"a"]
+
+
 def test_enforced_retention_is_seen(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
 ) -> None:
