@@ -68,10 +68,11 @@ SLOW = {
     },
     "spark.test_stream_queries": {},
     "spark.test_stream_writing": {},
-    "spark.test_topic_stream": {
+    "spark.test_topic_losses": {
         "test_enforced_retention_is_seen": INSIDE,
         "test_a_store_that_was_restored_to_the_past": REPLACED,
     },
+    "spark.test_topic_stream": {},
     "spark.test_topic_writing": {},
     "spark.test_writing": {},
     "tables.test_diff": {

@@ -8,8 +8,8 @@ import pytest
 
 import txnkv
 
-from .test_topic_stream import BUFFERS, ORDERS, options, send
-from .topic_tools import Query, close_clients, values
+from .test_topic_stream import BUFFERS, ORDERS
+from .topic_tools import Query, close_clients, options, send, values
 
 pytestmark = pytest.mark.spark
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+import txnkv
 from txnkv.spark import worker_client
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.source import TxnkvDataSource
@@ -122,3 +123,26 @@ def values(rows: list[dict[str, Any]]) -> list[bytes]:
 def schema_of(options: Mapping[str, str]) -> pa.Schema:
     """The Arrow schema of a read."""
     return arrow_schema(TxnkvDataSource(dict(options)).schema())
+
+
+def options(client: txnkv.Client, **more: str) -> dict[str, str]:
+    return {"path": client.path, "topic": "events", **more}
+
+
+def send(client: txnkv.Client, *texts: str, partition: int = 0, txn: Any = None) -> None:
+    """In a transaction that is open, or in one of their own."""
+    if txn is None:
+        with client.transaction() as own:
+            send(client, *texts, partition=partition, txn=own)
+    else:
+        for text in texts:
+            txn.send("events", text.encode(), partition=partition)
+
+
+def opened(client: txnkv.Client, *texts: str, partition: int = 0) -> Any:
+    """An open transaction whose messages went to the log."""
+    txn = client.new_transaction(timeout=None)
+    txn.serialize()
+    send(client, *texts, partition=partition, txn=txn)
+    txn.flush()
+    return txn
