@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import txnkv
 from tests.remote.conftest import SCHEMA
 from txnkv.cli import main
-from txnkv.remote import ACTION, pack
+from txnkv.remote import ACTION, VERSION, pack
 from txnkv.server import Limits, Server, Users, add_user
 
 
@@ -178,10 +178,12 @@ def test_hostile_bytes(store: txnkv.Client, serve: Callable[..., Server]) -> Non
     port = server.port
     client = fl.FlightClient(f"grpc://127.0.0.1:{port}")
     chance = random.Random(14)
-    head: dict[str, Any] = {"version": 1, "guest": "g" * 20, "keepalive": 5.0, "number": 1}
+    head: dict[str, Any] = {
+        "version": VERSION, "guest": "g" * 20, "keepalive": 5.0, "number": 1
+    }  # fmt: skip
     sound = [
-        pack(head | {"calls": [[["h", 0], "tables", [], None, 0]]}),
-        pack(head | {"calls": [[["h", 0], "begin", [{"timeout": 1.0}], {}, 3]]}),
+        pack(head | {"calls": [[0, "tables", 0, None]]}),
+        pack(head | {"calls": [[0, "begin", 3, None, {"timeout": 1.0}]]}),
         pack(head | {"first": [[1, 2, 3]], "calls": [["x", "__class__", [], {}, -1]]}),
         pack({"a": [[[[[1]]]]] * 3, "b": b"bytes", "c": (1, 2)}),
         b"\0\0\0\x02\0\0\0\0[]", b"", b"{", b'{"table": 1}', b"\xff" * 100,

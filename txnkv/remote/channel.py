@@ -91,9 +91,10 @@ class Call:
         return METHODS[self.twin][self.name].again
 
     def content(self) -> list[Any]:
-        """Return the call as it is sent."""
+        """Return the call as it is sent: flat, since each list in it is looked into."""
+        kind, what = target = self.target.reference()
         named = dict(self.named) if self.named else None
-        return [self.target.reference(), self.name, list(self.args), named, self.makes]
+        return [what if kind == "h" else target, self.name, self.makes, named, *self.args]
 
 
 class Channel:
@@ -188,8 +189,9 @@ class Channel:
             TxnkvError, ValueError, TypeError: as the call itself raises.
         """
         self.require_open()
-        for call in calls:
-            self.require_writable(call)
+        if self._read_only:
+            for call in calls:
+                self.require_writable(call)
         with self._lock:
             first, self._waiting = self._waiting, []
         try:
@@ -203,14 +205,16 @@ class Channel:
     def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
         again = all(call.again for call in calls)
         number = next(self._numbers)
-        body = self._head() | {
-            "number": number,
-            "once": not again,
-            "first": [call.content() for call in first],
-            "calls": [call.content() for call in calls],
-            "answered": self._some(self._answered),
-            "drop": self._some(self._dropped),
-        }
+        body = self._head()
+        body["number"] = number
+        if not again:
+            body["once"] = True
+        if first:
+            body["first"] = [call.content() for call in first]
+        body["calls"] = [call.content() for call in calls]
+        for name, numbers in (("answered", self._answered), ("drop", self._dropped)):
+            if numbers:
+                body[name] = self._some(numbers)
         request = pack(body, self._refer)
         every = (*first, *calls)
         tries = 0
@@ -319,6 +323,7 @@ class Channel:
         Raises:
             As `call`, here and while they are read.
         """
+        self.require_open()
         ticket = fl.Ticket(pack(self._head() | {"calls": [call.content()]}, self._refer))
         try:
             reader = self._client().do_get(ticket, self._unbounded)
@@ -352,6 +357,7 @@ class Channel:
         Raises:
             As `call`. A stream that breaks off counts for nothing.
         """
+        self.require_open()
         self.require_writable(call)
         with self._lock:
             first, self._waiting = self._waiting, []
@@ -400,7 +406,6 @@ class Channel:
         return found["values"][-1]
 
     def _head(self) -> dict[str, Any]:
-        self.require_open()
         return {
             "version": VERSION,
             "guest": self.guest,
@@ -446,6 +451,7 @@ class Channel:
 
     def beat(self) -> None:
         """Tell the server that this client lives."""
+        self.require_open()
         body = self._head() | {"drop": self._some(self._dropped)}
         try:
             for _ in self._client().do_action(fl.Action(PING, pack(body)), self._options):

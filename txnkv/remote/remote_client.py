@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
@@ -190,6 +190,8 @@ class RemoteClient(RemoteHandle, Client):
 
     @like(Client.new_transaction)
     def new_transaction(self, *args: Any, **named: Any) -> Transaction:
+        if not args and not named:  # as most begin
+            return self._begin({})
         options = arguments(Client.new_transaction, args, named)
         return self._begin(options | self.named(options.pop("name")))
 
@@ -202,15 +204,8 @@ class RemoteClient(RemoteHandle, Client):
 
     def _begin(self, options: dict[str, Any]) -> RemoteTransaction:
         self.require_writable()
-        timeout, lock_timeout = options["timeout"], options["lock_timeout"]
-        sound = (
-            options["isolation"] in _ISOLATIONS
-            and options["locking"] in _LOCKINGS
-            and (timeout is None or timeout > 0)
-            and lock_timeout >= 0
-            and "name" not in options  # what others have open ends now
-        )
-        return RemoteTransaction(self, self, "begin", (options,), at_once=not sound)
+        at_once = bool(options) and not _is_sound(options)
+        return RemoteTransaction(self, self, "begin", (options or None,), at_once=at_once)
 
     def attempts(self, options: dict[str, Any]) -> Any:
         return _RemoteAttempts(self, options)
@@ -316,6 +311,18 @@ class _RemoteAttempts(RemoteHandle):
     def close(self) -> None:
         """The run is over."""
         self.channel.drop(self.number)
+
+
+def _is_sound(options: Mapping[str, Any]) -> bool:
+    """Tell whether a transaction may begin with the next request, since the server takes it so."""
+    timeout = options["timeout"]
+    return (
+        options["isolation"] in _ISOLATIONS
+        and options["locking"] in _LOCKINGS
+        and (timeout is None or timeout > 0)
+        and options["lock_timeout"] >= 0
+        and "name" not in options  # what others have open ends now
+    )
 
 
 def _reference(value: Any) -> list[Any] | None:

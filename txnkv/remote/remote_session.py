@@ -48,9 +48,12 @@ _BATCH_BYTES: Final = 8 << 20
 """Arrow data is sent in pieces of so much."""
 
 
+_MODES: Final = get_args(FlushMode)
+
+
 def _require_mode(mode: str) -> None:
-    if mode not in get_args(FlushMode):
-        raise ValueError(f"flush_mode is one of {', '.join(get_args(FlushMode))}, not {mode!r}")
+    if mode not in _MODES:
+        raise ValueError(f"flush_mode is one of {', '.join(_MODES)}, not {mode!r}")
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,6 @@ from txnkv.client import (
     Client,
     Consumer,
     DiffToken,
-    NamedTransaction,
     Planning,
     Snapshot,
     Subscription,
@@ -96,12 +95,13 @@ def prepared(guest: Guest, content: Any) -> Prepared:
         LostHandleError: a handle is not there.
         ValueError: it makes no sense.
     """
-    target_of, name, args, named, makes = content
-    if not isinstance(target_of, list) or not isinstance(args, list):
-        raise ValueError("a call names what it is made on, and has arguments")
+    target_of, name, makes, named, *args = content
     if not isinstance(named, _NAMED) or type(makes) is not int or makes < 0:
         raise ValueError("a call makes no sense")
-    target = guest.resolve(Reference(*target_of), "none")
+    if isinstance(target_of, list):
+        target = guest.resolve(Reference(*target_of), "none")
+    else:
+        target = guest.find(target_of)
     kind = _kind_of(target.value)
     method = METHODS.get(kind, {}).get(name)
     if method is None:
@@ -112,6 +112,8 @@ def prepared(guest: Guest, content: Any) -> Prepared:
             raise ValueError(f"{name} takes the name of a {method.names}")
         about = About(method.names, args[0])  # type: ignore[arg-type]
     guest.user.require(method.right, about)
+    if not args and not named:
+        return Prepared(method, kind, name, target.value, about, args, {}, makes)
     found = [_found(guest, each, method) for each in args]
     if found and isinstance(args[0], Reference) and args[0].kind in ("table", "topic"):
         about = About(args[0].kind, args[0].content[0])  # type: ignore[arg-type]
@@ -153,7 +155,7 @@ def _begun_told(guest: Guest, value: Any, call: Prepared, spare: int) -> Any:
     found = told(guest, value)
     if call.name != "begin":
         return found
-    claim = value.claim if isinstance(value, NamedTransaction) else None
+    claim = getattr(value, "claim", None)  # of one that has a name
     return [*found, spare] if claim is None else [*found, spare, value.name, *claim]
 
 
@@ -211,13 +213,21 @@ _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
 # -- calls of remote handles alone -----------------------------------------------------
 
 
-def _begin(guest: Guest, client: Client, options: dict[str, Any], id: int = 0) -> Transaction:
-    """By an id that the client was given, if it has one."""
-    unknown = options.keys() - DEFAULTS.keys() - {"claims"}
-    if unknown:
-        raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
-    _require_namer(guest, options)
-    own = {"claims": {}, **options}
+def _begin(
+    guest: Guest, client: Client, options: dict[str, Any] | None, id: int = 0
+) -> Transaction:
+    """By an id that the client was given, if it has one.
+
+    Args:
+        options: of the transaction; None: those that it has by default.
+    """
+    own: dict[str, Any] = {}
+    if options is not None:
+        unknown = options.keys() - DEFAULTS.keys() - {"claims"}
+        if unknown:
+            raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
+        _require_namer(guest, options)
+        own = {"claims": {}, **options}
     return _begun(guest, id, lambda spare: begin_transaction(client, own, spare=spare))
 
 

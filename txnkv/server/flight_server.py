@@ -154,8 +154,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         batches = self._counted(user, self._incoming(guest, reader))
         call.args[1] = pa.RecordBatchReader.from_batches(reader.schema, batches)
         try:
-            with _busy(guest):
-                answer.values = [value_of(guest, call)]
+            guest.work(1)
+            answer.values = [value_of(guest, call)]
         except Exception as error:
             answer.error = _known(error)
         guest.finish(answer)
@@ -192,48 +192,45 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             guest = self._guest(user, body)
             guest.drop(body["drop"])
             guest.forget(body["answered"])
+            apart = any(map(_begins_without_id, body["first"]))
+            answer, mine = Answer(), True
+            if body["once"]:
+                answer, mine = guest.answer_of(
+                    body["number"], asked=body["asked"], known=body["server"] == guest.birth
+                )
         except Exception as error:
-            yield _part(guest, [], _known(error))
-            return
-        if not body["once"]:
-            yield from self._worked(guest, body, Answer())
-            return
-        try:
-            answer, mine = guest.answer_of(
-                body["number"], asked=body["asked"], known=body["server"] == guest.birth
-            )
-        except TxnkvError as error:
-            yield _part(guest, [], error)
-            return
-        if mine:
-            yield from self._worked(guest, body, answer)
-        elif guest.wait(answer, _WORKING_SECONDS):
-            yield _part(guest, answer.values, answer.error)
-        else:
-            yield pack({"server": guest.birth, "values": [], "at": 0, "working": True})
+            return iter([_part(guest, [], _known(error))])
+        if not mine:
+            if guest.wait(answer, _WORKING_SECONDS):
+                return iter([_part(guest, answer.values, answer.error)])
+            return iter([pack({"server": guest.birth, "values": [], "at": 0, "working": True})])
+        parts = self._worked(guest, body, answer)
+        # One part is worked out here: gRPC enters Python anew for each step of a generator.
+        return parts if apart else iter(list(parts))
 
     def _worked(self, guest: Guest, body: dict[str, Any], answer: Answer) -> Iterator[bytes]:
         told = 0
         heard = True
+        apart = False
+        guest.work(1)
         try:
-            with _busy(guest):
-                for content in body["first"]:
-                    answer.values.append(self._first(guest, content))
-                    answer.apart = answer.apart or _begins_without_id(content)
-                for content in body["calls"]:
-                    call = prepared(guest, content)
-                    if answer.apart and call.name in ("commit", "commits"):
-                        try:
-                            yield _part(guest, answer.values[told:], None, told)
-                        except GeneratorExit:  # it asks again, and is given the whole answer
-                            heard = False
-                        told = len(answer.values)
-                    answer.values.append(made(guest, call))
+            for content in body["first"]:
+                answer.values.append(self._first(guest, content))
+                apart = apart or _begins_without_id(content)
+            for content in body["calls"]:
+                call = prepared(guest, content)
+                if apart and call.name in ("commit", "commits"):
+                    try:
+                        yield _part(guest, answer.values[told:], None, told)
+                    except GeneratorExit:  # it asks again, and is given the whole answer
+                        heard = False
+                    told = len(answer.values)
+                answer.values.append(made(guest, call))
         except Exception as error:
             answer.error = _known(error)
-            for target, name, *_ in body["calls"][-1:]:
-                if name == "commit":
-                    abort_without(guest, Reference(*target), error)
+            for last in body["calls"][-1:]:
+                if isinstance(last, list) and last[1:2] == ["commit"]:
+                    abort_without(guest, Reference("h", last[0]), error)
         finally:
             guest.finish(answer)
         if not heard:
@@ -248,7 +245,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         try:
             return made(guest, prepared(guest, content))
         except Exception as error:
-            makes = content[4] if isinstance(content, list) and len(content) == 5 else 0
+            makes = content[2] if isinstance(content, list) and len(content) > 2 else 0
             if type(makes) is int and makes:
                 guest.add(makes, _known(error), None)
             return None
@@ -376,9 +373,9 @@ class _Members(dict[str, Any]):
         raise ValueError(f"the request has no {name}")
 
 
-def _begins_without_id(content: list[Any]) -> bool:
-    _, name, args, *_ = content
-    return name == "begin" and not (args and type(args[-1]) is int)
+def _begins_without_id(content: Any) -> bool:
+    begins = isinstance(content, list) and content[1:2] == ["begin"]
+    return begins and type(content[-1]) is not int
 
 
 def _part(
@@ -386,15 +383,6 @@ def _part(
 ) -> bytes:
     server = "" if guest is None else guest.birth
     return pack({"server": server, "values": values, "error": error, "at": at})
-
-
-@contextmanager
-def _busy(guest: Guest) -> Iterator[None]:
-    guest.work(1)
-    try:
-        yield
-    finally:
-        guest.work(-1)
 
 
 @contextmanager

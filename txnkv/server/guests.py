@@ -80,15 +80,10 @@ class Reference:
 
 
 class Answer:
-    """A request that must not be made twice: its answer, once there is one.
-
-    Attributes:
-        apart: the values so far are to be told before the commit that follows.
-    """
+    """A request that must not be made twice: its answer, once there is one."""
 
     def __init__(self) -> None:
         self.done = False
-        self.apart = False
         self.values: list[Any] = []
         self.error: BaseException | None = None
 
@@ -145,10 +140,14 @@ class Guest:
     closed: bool = False
     handles: dict[int, Held] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=new_condition)
+    _lock: threading.Lock = field(default_factory=new_lock)
+    _waiting: int = 0
     _known: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _spare: set[int] = field(default_factory=set)
     _forgotten: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed = new_condition(self._lock)
 
     # -- handles -----------------------------------------------------------------------
 
@@ -158,12 +157,12 @@ class Guest:
         Raises:
             LostHandleError: the client was given up meanwhile, and so is the handle.
         """
-        with self.changed:
+        with self._lock:
             before = self.handles.get(number)
             closed = self.closed
             if not closed:
                 self.handles[number] = Held(value, about)
-            self.changed.notify_all()
+            self._tell()
         if closed:
             give_up(value)
             raise lost()
@@ -178,13 +177,13 @@ class Guest:
             LostHandleError: there is none.
             TxnkvError: it could not be made.
         """
-        if number == 0:
-            return Held(self.client)
         if type(number) is not int:
             raise ValueError(f"a handle is a number, not {number!r}")
-        with self.changed:
-            patience = _MADE_SOON if number > self.lost else 0
-            self.changed.wait_for(lambda: number in self.handles, patience)
+        if number == 0:
+            return Held(self.client)
+        found = self.handles.get(number)
+        if found is None and number > self.lost:
+            self._await(lambda: number in self.handles, _MADE_SOON)
             found = self.handles.get(number)
         if found is None:
             raise lost()
@@ -195,8 +194,7 @@ class Guest:
     def drop(self, numbers: Iterable[Any]) -> None:
         """Close handles that their client has dropped."""
         for number in numbers:
-            with self.changed:
-                found = self.handles.pop(number, None) if isinstance(number, int) else None
+            found = self.handles.pop(number, None) if isinstance(number, int) else None
             if found is not None:
                 self.taken.add(found.value, -1)
                 give_up(found.value)
@@ -206,7 +204,7 @@ class Guest:
     def spare_id(self) -> int:
         """Return an id for a transaction that this client begins later; 0: it has enough."""
         coordinator = self.client.instance.coordinator
-        with self.changed:
+        with self._lock:
             if len(self._spare) >= _SPARE_IDS:
                 return 0
             local = coordinator.ids.begin()
@@ -222,7 +220,7 @@ class Guest:
         if type(id) is not int:
             raise ValueError(f"a transaction's id is a number, not {id!r}")
         local = TxnId(id).local
-        with self.changed:
+        with self._lock:
             if local not in self._spare:
                 raise lost()
             self._spare.remove(local)
@@ -231,7 +229,7 @@ class Guest:
     def void_id(self, id: int) -> None:
         """See that no transaction begins with an id from now on, where it was a spare one."""
         local = TxnId(id).local
-        with self.changed:
+        with self._lock:
             spare = local in self._spare
             self._spare.discard(local)
         if spare:
@@ -239,8 +237,7 @@ class Guest:
 
     def transaction(self, id: int) -> Transaction | None:
         """Return this client's transaction of an id; None: it has none."""
-        with self.changed:
-            every = [each.value for each in self.handles.values()]
+        every = [each.value for each in list(self.handles.values())]
         mine = (each for each in every if isinstance(each, Transaction))
         return next((each for each in mine if each.id.local == TxnId(id).local), None)
 
@@ -257,9 +254,10 @@ class Guest:
             name, number = reference.content
             self.user.require(right, About("table", name))
             table = self._table(name, number)
-            if table.name != name:
-                self.user.require(right, About("table", table.name))
-            return Held(table, About("table", table.name))
+            now = table.name
+            if now != name:
+                self.user.require(right, About("table", now))
+            return Held(table, About("table", now))
         if reference.kind == "topic":
             name, number = reference.content
             self.user.require(right, About("topic", name))
@@ -320,7 +318,7 @@ class Guest:
 
     def work(self, count: int) -> None:
         """Count a request that begins (1) or ends (-1) to be worked on: it is a sign of life."""
-        with self.changed:
+        with self._lock:
             self.busy += count
             self.seen = time.monotonic()
 
@@ -335,7 +333,7 @@ class Guest:
         Raises:
             CommitOutcomeUnknownError: an earlier guest of this id may have done it.
         """
-        with self.changed:
+        with self._lock:
             found = self.answers.get(number)
             if found is not None:
                 return found, False
@@ -353,28 +351,42 @@ class Guest:
             return made, True
 
     def finish(self, answer: Answer) -> None:
-        """Give an answer to those who wait for it."""
-        with self.changed:
+        """Give an answer to those who wait for it; its request ends to be worked on."""
+        with self._lock:
+            self.busy -= 1
+            self.seen = time.monotonic()
             answer.done = True
-            self.changed.notify_all()
+            self._tell()
 
     def wait(self, answer: Answer, seconds: float) -> bool:
         """Wait for an answer; whether it is there."""
-        with self.changed:
-            return self.changed.wait_for(lambda: answer.done, seconds)
+        return self._await(lambda: answer.done, seconds)
+
+    def _tell(self) -> None:
+        """Tell of a change, under the lock; mostly nobody waits for one."""
+        if self._waiting:
+            self._changed.notify_all()
+
+    def _await(self, met: Callable[[], bool], seconds: float) -> bool:
+        with self._lock:
+            self._waiting += 1
+            try:
+                return self._changed.wait_for(met, seconds)
+            finally:
+                self._waiting -= 1
 
     def forget(self, numbers: Iterable[Any]) -> None:
         """Forget answers that the client has."""
-        with self.changed:
+        with self._lock:
             for number in numbers:
                 if isinstance(number, int):
                     self.answers.pop(number, None)
 
     def close(self) -> None:
         """Give up all that it has."""
-        with self.changed:
+        with self._lock:
             self.closed = True
-            values = [each.value for each in self.handles.values()]
+            values = [each.value for each in list(self.handles.values())]
             self.handles.clear()
             spare, self._spare = self._spare, set()
         for value in reversed(values):

@@ -39,7 +39,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, cast
@@ -59,6 +59,7 @@ SCRAM: Final = "SCRAM-SHA-256"
 SCRAM_ITERATIONS: Final = 4096
 """The fewest that clients take: more make no token of 32 random bytes harder to find."""
 
+_MOST_TOLD: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -82,9 +83,20 @@ class User:
     rights: Right
     tables: tuple[str, ...] = ("*",)
     topics: tuple[str, ...] = ("*",)
+    _told: dict[tuple[Right, About | None], bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def may(self, right: Right, about: About | None = None) -> bool:
         """Tell whether the user has a right: to a table or topic, or at all."""
+        told = self._told.get((right, about))
+        if told is None:
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            told = self._told[right, about] = self._has(right, about)
+        return told
+
+    def _has(self, right: Right, about: About | None) -> bool:
         if RIGHTS.index(right) > RIGHTS.index(self.rights):
             return False
         if about is None:
