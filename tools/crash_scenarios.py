@@ -245,6 +245,11 @@ def topics_widen(path: str) -> None:
     crash_topics.widen(path, say)
 
 
+def topics_evolve(path: str) -> None:
+    """Topics get other value schemas."""
+    crash_topics.evolve(path, say)
+
+
 def _write_task(session: txnkv.Session, task: int) -> None:
     cut_small()
     session.write(TABLES[task], rows(BEFORE, ROWS))
@@ -278,6 +283,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_small": topics_small,
     "topics_alone": topics_alone,
     "topics_widen": topics_widen,
+    "topics_evolve": topics_evolve,
     **{name: partial(do, say) for name, do in crash_alter.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_applications.SCENARIOS.items()},
     **crash_jobs.scenarios(say, _write_task),

@@ -129,6 +129,59 @@ def examine_widen(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     return problems
 
 
+SCHEMAS: Final[list[dict[str, str | txnkv.Column]]] = [
+    {"n": "int32"},
+    {"n": "int64", "a": txnkv.Column("int8", default=1)},
+    {"n": "int64", "a": txnkv.Column("int16", default=1), "b": "string?"},
+]
+"""Schemas that the values of a topic have, one after the other."""
+WIDTHS: Final = [len(schema) for schema in SCHEMAS]
+
+
+def evolve(path: str, say: Say) -> None:
+    """Topics get other value schemas; a message of each, and dead letters beside."""
+    with txnkv.connect(path, create=False) as client:
+        for buffer in TOPICS.values():
+            topic = client.create_topic(f"typed-{buffer}", value_schema=SCHEMAS[0])
+            topic.subscribe("s", "shared", max_deliveries=1).close()
+            for width, schema in zip(WIDTHS, SCHEMAS, strict=True):
+                topic.alter(value_schema=schema)
+                say("altered", topic.name, width)
+                with client.transaction() as txn:
+                    txn.send(topic, {"n": width})
+                say("sent", topic.name, width)
+
+
+def examine_evolve(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    """List what is wrong after a death in `evolve`."""
+    problems = []
+    for name in (f"typed-{buffer}" for buffer in TOPICS.values()):
+        if name not in client.topics():
+            continue
+        told, sent = (
+            [int(line.split()[-1]) for line in said if line.startswith(f"{what} {name} ")]
+            for what in ("altered", "sent")
+        )
+        topic = client.topic(name)
+        stages = topic.info.options.values
+        if not max(told, default=1) <= len(stages[-1].schema) <= WIDTHS[-1]:
+            problems.append(f"{name} has {stages}, told was {told}")
+        for each in topic.subscriptions():
+            letters = client.topic(f"{name}.{each}.dead")
+            if letters.info.options.values != stages:
+                problems.append(f"dead letters of {name} have {letters.info.options.values}")
+        topic.alter(value_schema=SCHEMAS[-1])
+        with client.transaction() as txn:
+            txn.send(topic, {"n": 9, "b": "after"})
+        with topic.consumer() as consumer:
+            *found, last = [message.value for message in consumer.poll(timeout=0)]
+        rows = [{"n": width, "a": 1, "b": None} for width in WIDTHS]
+        right = found in (rows[: len(sent)], rows[: len(sent) + 1])
+        if not right or last != {"n": 9, "a": 1, "b": "after"}:
+            problems.append(f"{name} has {found} and {last}, sent was {sent}")
+    return problems
+
+
 def examine_alone(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     """List what is wrong after a death in `alone`."""
     problems = []

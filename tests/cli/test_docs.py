@@ -137,6 +137,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "{'id': 3, 'total': None, 'tags': None}]",
         "[{'id': 1, 'tags': ['new'], 'key': b'ann'}, {'id': None, 'tags': None, 'key': b'bob'}, "
         "{'id': 2, 'tags': None, 'key': b'ann'}, {'id': 3, 'tags': None, 'key': b'cid'}]",
+        "{'id': 1, 'total': None, 'tags': ['new'], 'pieces': 1}",
         "{'who': 'ann', 'n': 2} 5 None",
         "0 3",
         "b'welcome' None",

@@ -105,3 +105,19 @@ def test_the_columns_are_shown(typed, run):
     assert (shown["id"], shown["tags"]) == ("int64", "list<item: string>?")
     run("produce", typed, "plain", "--partitions", 1, input="")
     assert run("topics", typed, "plain", "--json").json["value_schema"] is None
+
+
+def test_values_get_another_schema(store, run, invoke, fail):
+    run("topics", "create", store, "t", "--value-schema", "id:int32,note:string?")
+    run("produce", store, "t", input='{"id": 1}\n')
+    wider = "id:int64,note:string?,n:int32=7,at:timestamp[us, tz=UTC]?"
+    run("topics", "alter", store, "t", "--value-schema", wider)
+    run("produce", store, "t", input='{"id": 2, "n": 1}\n{"id": 3}\n')
+    nothing = {"note": None, "at": None}
+    rows = [{"id": 1, "n": 7}, {"id": 2, "n": 1}, {"id": 3, "n": 7}]
+    assert values(store) == [row | nothing for row in rows]
+    assert "n int32 = 7" in run("topics", store, "t").out
+    refused = fail("topics", "alter", store, "t", "--value-schema", "id:int64")
+    assert "'note' is not in the new value schema" in refused
+    wrong = invoke("topics", "alter", store, "t", "--value-schema", "id:int64,n:int8=x")
+    assert (wrong.status, "--value-schema" in wrong.err) == (2, True)

@@ -93,7 +93,7 @@ def test_what_cannot_be_declared_is_refused(client: txnkv.Client) -> None:
         ({"key": "int64"}, "Take another name"),
         ({"a": "int65"}, "not a column type"),
         ({}, "at least one column"),
-        ({"a": txnkv.Column("int64", default=1)}, "default"),
+        ({"a": txnkv.Column("int8", default=300)}, "the default of"),
         (pa.schema([("a", pa.struct([("b", pa.int64())]))]), "json holds such values"),
     ]
     for schema, said in refused:

@@ -238,6 +238,22 @@ e.fetch(7, 0)
 e.subscriptions()
 e.close()
 e.alter(retention_bytes=1_000_000)
+v = c.create_topic("v", value_schema={"n": "int8"})
+w = v.consumer()
+c.new_session().send(v, {"n": 1, "m": 2})
+v.alter(value_schema={"n": "int8?", "m": Column("int16", default=5)})
+v.alter(value_schema={"m": "int16"})
+v.value_schema
+y = c.new_session()
+y.send("v", {"n": 1})
+y.send(v, {"n": None, "m": 3})
+y.send(v, {"n": None, "m": None})
+y.flush()
+y.close()
+[m.value for m in w.poll(timeout=5)]
+w.close()
+[m.value for m in v.subscribe("s").receive_many(timeout=5)]
+v.close()
 e.alter(nope=1)
 e.alter(partitions=1)
 o = e.consumer(partitions=[1], start="earliest")
@@ -371,7 +387,8 @@ def test_the_same_answers(tmp_path: Path) -> None:
 
 def _names(client: txnkv.Client, now: datetime) -> dict[str, Any]:
     schema = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
-    return {"c": client, "SCHEMA": schema, "NOW": now, "DAY": timedelta(days=1), "pa": pa}
+    names = {"SCHEMA": schema, "NOW": now, "DAY": timedelta(days=1), "Column": txnkv.Column}
+    return {"c": client, "pa": pa, **names}
 
 
 def _answer(line: str, names: dict[str, Any]) -> Any:

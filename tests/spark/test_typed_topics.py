@@ -105,3 +105,46 @@ def test_columns_go_through_spark_and_back(
             "path", client.path
         ).option("topic", "orders").mode("append").save()
     assert len(rows_of(orders)) == 6
+
+
+def test_messages_of_a_schema_before_go_through_spark(
+    spark: Any, client: txnkv.Client, tmp_path: Path
+) -> None:
+    topic = client.create_topic("t", value_schema={"id": "int32", "note": "string?"})
+    with client.transaction() as txn:
+        txn.send(topic, {"id": 1})
+    source = spark.read.format("txnkv").option("path", client.path).option("topic", "t")
+    planned = source.load()
+    stream = spark.readStream.format("txnkv").option("path", client.path).option("topic", "t")
+
+    def streamed() -> None:
+        query = (
+            stream.load()
+            .writeStream.format("memory")
+            .queryName("evolved")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+
+    topic.alter(
+        value_schema={"id": "int32", "note": "string?", "n": txnkv.Column("int8", False, 5)}
+    )
+    with client.transaction() as txn:
+        txn.send(topic, {"id": 2, "n": 7})
+    assert [tuple(row) for row in planned.select("id", "note").collect()] == [(1, None), (2, None)]
+    streamed()
+    assert spark.sql("SELECT id, n FROM evolved ORDER BY id").collect() == [(1, 5), (2, 7)]
+    # A frame of the data before writes what it has.
+    frame = spark.range(3, 4).selectExpr("CAST(id AS INT) AS id")
+    frame.write.format("txnkv").option("path", client.path).option("topic", "t").mode(
+        "append"
+    ).save()
+    topic.alter(
+        value_schema={"id": "int64", "note": "string?", "n": txnkv.Column("int8", False, 5)}
+    )
+    with pytest.raises(Exception, match="column 'id' of its values is int64 now"):
+        planned.select("id").collect()
+    found = source.load().select("id", "n").collect()
+    assert sorted(tuple(row) for row in found) == [(1, 5), (2, 7), (3, 5)]

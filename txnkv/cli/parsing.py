@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import click
 import pyarrow as pa
@@ -20,7 +20,7 @@ from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
 from txnkv.core import split_outside
 from txnkv.tables import Column, HashPartition, Schema, hash_partition
-from txnkv.topics import Cleanup, Compression, TopicChanges
+from txnkv.topics import Cleanup
 
 N = TypeVar("N", int, float)
 
@@ -90,13 +90,18 @@ def new_column(text: str) -> tuple[str, Column]:
             "behind them, as 'total float64 = 0'"
         )
     name = found["quoted"] or found["name"]
-    kind, *default = split_outside(found["kind"], "=")
+    return name, _column(name, found["kind"], "--add")
+
+
+def _column(name: str, text: str, option: str) -> Column:
+    """`float64 = 0` as a column with a default."""
+    kind, *default = split_outside(text, "=")
     column = Column(kind.strip()).resolved()
     if default:
         assert isinstance(column.type, pa.DataType)
-        value = _default(name, "=".join(default).strip(), column.type, "--add")
+        value = _default(name, "=".join(default).strip(), column.type, option)
         column = replace(column, default=value)
-    return name, column
+    return column
 
 
 def items(text: str) -> list[str]:
@@ -227,6 +232,11 @@ _CHANGES: Final = [
         type=click.FloatRange(min=0),
         help="Compacted: a message without a value may go then.",
     ),
+    click.option(
+        "--value-schema",
+        metavar="COLUMNS",
+        help='Of values: those that are there, wider perhaps, and others, as "n:int32=0".',
+    ),
 ]
 
 
@@ -306,7 +316,7 @@ def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         click.option(
             "--value-schema",
             metavar="COLUMNS",
-            help=text('values are rows of columns, as "id:int64,note:string?".'),
+            help=text('values are rows of columns, as "id:int64,note:string?,n:int32=0".'),
         ),
     ]
 
@@ -322,9 +332,15 @@ def topic_arguments(compression: str, value_schema: str | None, **others: Any) -
     """The arguments of `create_topic`, from the values of `topic_options`."""
     return {
         "compression": None if compression == "none" else compression,
-        "value_schema": None if value_schema is None else columns(value_schema, "--value-schema"),
+        "value_schema": None if value_schema is None else _value_columns(value_schema),
         **others,
     }
+
+
+def _value_columns(text: str) -> dict[str, Column]:
+    """`id:int64,n:int32=0` as columns, of which some have a default."""
+    option = "--value-schema"
+    return {name: _column(name, kind, option) for name, kind in columns(text, option).items()}
 
 
 @given()
@@ -335,15 +351,16 @@ def topic_changes(
     retain_unacknowledged: bool | None,
     cleanup: Cleanup | None,
     tombstone_seconds: float | None,
-) -> TopicChanges:
+    value_schema: str | None,
+) -> dict[str, Any]:
     """The arguments of `Topic.alter`, of the options that were given.
 
     Raises:
-        click.UsageError: a limit is no number.
+        click.UsageError: a limit is no number, or a schema is not written as one.
     """
-    changes: TopicChanges = {}
+    changes: dict[str, Any] = {}
     if compression is not None:
-        changes["compression"] = None if compression == "none" else cast("Compression", compression)
+        changes["compression"] = None if compression == "none" else compression
     if retention_seconds is not None:
         changes["retention_seconds"] = _limit(retention_seconds, float, "--retention-seconds")
     if retention_bytes is not None:
@@ -354,6 +371,8 @@ def topic_changes(
         changes["cleanup"] = cleanup
     if tombstone_seconds is not None:
         changes["tombstone_seconds"] = tombstone_seconds
+    if value_schema is not None:
+        changes["value_schema"] = _value_columns(value_schema)
     return changes
 
 

@@ -254,7 +254,7 @@ class Client(Connection, Closing):
             value_schema: columns of which each value is a row, as those of a `Schema`
                 ({"id": "int64", "note": "string?"}) or a `pyarrow.Schema`; None: bytes. No column
                 has the name of what messages have beside: key, headers, timestamp, partition,
-                offset, txn_id. It stays as it is.
+                offset, txn_id. A column may have a default: a `Column`. See `Topic.alter`.
             retain_unacknowledged: retention keeps what a subscription has not acknowledged, however
                 long that takes; else it takes such messages too, and warns.
             cleanup: "compact": of the committed messages of a key the last one stays, the others go
@@ -267,7 +267,7 @@ class Client(Connection, Closing):
             NotSupportedError: compaction with buffer="sidecar".
             TopicExistsError: the name is taken (with exists_ok: by a topic that is different; the
                 message names how).
-            SchemaError: a column of values has a type or name that it cannot have.
+            SchemaError: a column of values has a type, name or default that it cannot have.
             ValueError: an argument makes no sense.
         """
         self.require_writable()
@@ -277,13 +277,12 @@ class Client(Connection, Closing):
             compression=compression,
             retention_seconds=retention_seconds,
             retention_bytes=retention_bytes,
-            value_schema=declared(value_schema),
             retain_unacknowledged=retain_unacknowledged,
             cleanup=cleanup,
             tombstone_seconds=tombstone_seconds,
             segment_bytes=segment_bytes,
             segment_seconds=segment_seconds,
-        )
+        ).with_values(declared(value_schema))
         made = self.instance.topics.create(name, partitions, buffer, options, exists_ok=exists_ok)
         return Topic(self, made)
 

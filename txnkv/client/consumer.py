@@ -153,7 +153,8 @@ class Consumer(Closing):
         txn_id = self._connection.instance.coordinator.txn_id
         messages: list[Message] = []
         for number, rows in self._poll(max_messages, timeout):
-            messages += messages_of(rows, number, txn_id, self._topic.options.codec)
+            codec = self._engine.codec_of(self._partitions[number])
+            messages += messages_of(rows, number, txn_id, codec)
         self._on_its_way = False  # nothing is called until the caller has them
         return messages
 
@@ -172,8 +173,8 @@ class Consumer(Closing):
             CorruptionError: also when a value is not of the topic's value schema; the position
                 is behind these messages, and `poll` gives those that can be read.
         """
-        codec = self._topic.options.codec
         found = self._poll(max_messages, timeout)
+        codec = self._engine.codec_of(next(iter(self._partitions.values())))
         try:
             parts = [self._typed(_numbered(number, rows), codec) for number, rows in found]
         except CorruptionError:

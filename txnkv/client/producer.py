@@ -33,6 +33,7 @@ import pyarrow as pa
 from txnkv.errors import (
     ClosedError,
     ProducerFencedError,
+    SchemaError,
     TopicNotFoundError,
     TxnkvError,
 )
@@ -146,6 +147,22 @@ class Producer(Closing):
         closed = ", closed" if self._closed else ""
         return f"<Producer{name} of {self._topic.name!r}, {len(self._waiting)} waiting{closed}>"
 
+    def _encoded(self, value: object) -> object:
+        """A row as bytes, by the schema that the topic has by now where it does not fit that of
+        before.
+        """
+        assert self._encode is not None
+        try:
+            return self._encode(value)
+        except SchemaError:
+            found = self._connection.topic_info(self._topic.name)
+            if found.id != self._topic.id:
+                raise
+            self._topic, encode = found, encoder_of(found)
+            assert encode is not None
+            self._encode = encode
+            return encode(value)
+
     def send(
         self,
         value: object,
@@ -180,7 +197,7 @@ class Producer(Closing):
         """
         self._require_usable()
         if self._encode is not None:
-            value = self._encode(value)
+            value = self._encoded(value)
         row: Pending
         if type(value) is bytes and key is partition is headers is timestamp is deliver_at is None:
             row = value

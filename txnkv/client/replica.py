@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from txnkv.client.opening import connect
 from txnkv.coordinator import Timestamp, reach
 from txnkv.errors import TopicExistsError
 from txnkv.storage import MaintenanceLock, shielded
-from txnkv.topics import Follower, TopicEngine, TopicInfo
+from txnkv.topics import Follower, TopicEngine, TopicInfo, ValueStage
 
 FETCH_BYTES: Final = 4 << 20
 
@@ -103,9 +104,10 @@ def _replicate(
         topic = origins.get(name)
         copy = _copy_of(topic, source.instance.store.store_id, copies)
         marks[name] = []
+        agree_on_values = partial(_agree_on_values, origins, topic, copies, copy)
         pairs = zip(origins.partitions(topic), copies.partitions(copy), strict=True)
         for origin, partition in pairs:
-            each = Follower(origins, origin, copies, partition, max_bytes)
+            each = Follower(origins, origin, copies, partition, max_bytes, agree_on_values)
             each.agree()
             for size in each.catch_up():
                 copied += size
@@ -129,6 +131,8 @@ def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo
         )
     there = len(topic.partitions)
     same = len(found.partitions) <= there and found.buffer == topic.buffer
+    if found.options.values == options.values[: len(found.options.values)]:  # it had them since
+        found = _with_values(found, options.values, copies)
     alike = replace(options, altered=found.options.altered, **found.options.changeable)
     if replace(found.options, replica_topic=topic.id) != alike or not same:
         raise TopicExistsError(
@@ -138,6 +142,21 @@ def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo
     if found.options.changeable != options.changeable or len(found.partitions) < there:
         found = copies.alter(found, options.changeable, there)  # as it was there since
     return found
+
+
+def _with_values(copy: TopicInfo, stages: Sequence[ValueStage], copies: TopicEngine) -> TopicInfo:
+    if copy.options.values == stages:
+        return copy
+    return copies.alter(copy, {}, None, lambda _: stages)
+
+
+def _agree_on_values(
+    origins: TopicEngine, topic: TopicInfo, copies: TopicEngine, copy: TopicInfo
+) -> None:
+    """Give a copy the schemas of values that its source has by now, before it gets values."""
+    if topic.options.codec is not None:
+        stages = origins.current(topic).options.values
+        _with_values(copies.current(copy), stages, copies)
 
 
 def _reached(follower: Client, snapshot: Timestamp) -> None:

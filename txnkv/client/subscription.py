@@ -313,7 +313,7 @@ class Subscription(Closing):
             with Transaction.begin(self._connection) as txn:
                 txn.send(
                     topic,
-                    None if message.raw is None else Encoded(message.raw),
+                    self._letter(topic, message),
                     key=message.key,
                     headers=[*message.headers, *headers],
                     timestamp=message.timestamp,
@@ -322,6 +322,16 @@ class Subscription(Closing):
             self._connection.instance.coordinator.metrics.dead_letters.add()
         except AckConflictError:
             return  # somebody acknowledged it after all
+
+    def _letter(self, topic: str, message: Message) -> Any:
+        """The value of a message for the topic of dead letters: as it stands where it can be read
+        there, which it can but where one of both topics was altered alone.
+        """
+        raw, codec = message.raw, message.codec
+        there = self._connection.topic_info(topic).options.codec
+        if raw is None or there is None or (codec is not None and there.has(raw, codec)):
+            return None if raw is None else Encoded(raw)
+        return message.value
 
     def _check(self) -> None:
         self._require_open()

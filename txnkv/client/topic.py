@@ -33,7 +33,7 @@ from txnkv.topics import (
     fetch,
     topic_catalog,
 )
-from txnkv.transaction import Closing, Connection, Grid
+from txnkv.transaction import Closing, Connection, Grid, ValueSchema, evolved_values
 
 
 class Topic(Closing):
@@ -64,7 +64,10 @@ class Topic(Closing):
 
     @property
     def value_schema(self) -> pa.Schema | None:
-        """The columns of values, as they were declared; None where values are bytes."""
+        """The columns of values, as they are by now, or were when the topic was dropped or the
+        client closed; None where values are bytes.
+        """
+        self._look()
         return self.info.options.value_schema
 
     @property
@@ -72,9 +75,13 @@ class Topic(Closing):
         """The options that `alter` changes, as they are now; as they were, once the topic was
         dropped or the client closed.
         """
+        self._look()
+        return self.info.options.changeable
+
+    def _look(self) -> None:
+        """Know the topic as it is now, if it is there."""
         with suppress(TopicNotFoundError, ClosedError):
             self._engine()
-        return self.info.options.changeable
 
     def __repr__(self) -> str:
         return (
@@ -234,7 +241,12 @@ class Topic(Closing):
     # -- changing ----------------------------------------------------------------------
 
     @shielded
-    def alter(self, partitions: int | None = None, **changes: Unpack[TopicChanges]) -> TopicChanges:
+    def alter(
+        self,
+        partitions: int | None = None,
+        value_schema: ValueSchema | None = None,
+        **changes: Unpack[TopicChanges],
+    ) -> TopicChanges:
         """Change options, at once and durably; those that are not named stay as they are.
 
         Messages that are there stay as they are. Whoever sends from then on compresses as the topic
@@ -245,8 +257,15 @@ class Topic(Closing):
         their beginning; whoever sends from then on spreads over all of them, so that a key may go
         to another partition than its messages of before: their order holds in each, not over both.
 
+        Values get another schema by the rules by which tables are altered: what is there is read
+        as if it had been sent by the new one, and who still sends by the one before does no harm.
+        A topic of dead letters with the same schemas gets it, too.
+
         Args:
             partitions: how many there are to be, at least as many as there are.
+            value_schema: the columns of values: those that there are, of the same or wider types,
+                nullable where they are, or from now on; and others, which are nullable or have a
+                default, and come behind them.
             **changes: `compression`, `retention_seconds`, `retention_bytes`,
                 `retain_unacknowledged`, `cleanup`, `tombstone_seconds`, as `client.create_topic`
                 takes them.
@@ -259,12 +278,15 @@ class Topic(Closing):
             ValueError: one makes no sense, or the topic has more partitions. Nothing was changed.
             NotSupportedError: the topic is a copy, which has the options of the other store; or it
                 is to be compacted and has buffer="sidecar".
+            SchemaError: values that are there could not be read by this schema, or are bytes.
+                Nothing was changed.
             TopicNotFoundError: the topic was dropped.
         """
         self._connection.require_writable()
         engine = self._engine()
         topic_catalog.require_writable(self.info, "alter")
-        self.info = engine.alter(self.info, changes, partitions)
+        values_of = None if value_schema is None else evolved_values(value_schema)
+        self.info = engine.alter(self.info, changes, partitions, values_of)
         return self.info.options.changeable
 
     @shielded

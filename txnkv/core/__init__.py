@@ -124,4 +124,4 @@ from txnkv.core.sorted_keys import (
     mark_duplicates,
     sort_keys,
 )
-from txnkv.core.value_layout import DamagedValueError, ValueLayout
+from txnkv.core.value_layout import VALUE_HEAD, DamagedValueError, ValueLayout

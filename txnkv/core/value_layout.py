@@ -144,6 +144,8 @@ class ListCodec:
 
 
 _HEAD = struct.Struct("<BH")
+VALUE_HEAD = _HEAD.size
+"""Bytes of a value before its row."""
 
 
 class ValueLayout:
@@ -152,6 +154,7 @@ class ValueLayout:
     Attributes:
         types: the Arrow types of the columns.
         schema: number of the schema.
+        head: the bytes before the row of each value.
     """
 
     def __init__(self, types: Sequence[pa.DataType], schema: int) -> None:
@@ -162,7 +165,7 @@ class ValueLayout:
         self._lists = {
             i: ListCodec(type_) for i, type_ in enumerate(types) if pa.types.is_list(type_)
         }
-        self._head = _HEAD.pack(lib.VALUE_VERSION, schema)
+        self.head = _HEAD.pack(lib.VALUE_VERSION, schema)
 
     def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> pa.BinaryArray:
         """The values of as many rows as the columns have, or of some.
@@ -225,7 +228,7 @@ class ValueLayout:
             values = list(values)
             for i, codec in self._lists.items():
                 values[i] = codec.encode_one(values[i])
-        return self._head + self._rows.encode_one(values)
+        return self.head + self._rows.encode_one(values)
 
     def decode_one(self, value: bytes) -> tuple[Any, ...]:
         """The columns of one value.
@@ -233,10 +236,10 @@ class ValueLayout:
         Raises:
             DamagedValueError: it is not of this schema, or damaged.
         """
-        if value[: len(self._head)] != self._head:
+        if value[: len(self.head)] != self.head:
             raise DamagedValueError(self._damage(value))
         try:
-            found = self._rows.decode_one(value[len(self._head) :])
+            found = self._rows.decode_one(value[len(self.head) :])
         except CoreError as error:
             raise DamagedValueError(str(error).partition(". Check")[0]) from None
         if not self._lists:
@@ -257,7 +260,7 @@ class ValueLayout:
 
     def _damage(self, value: bytes) -> str:
         """Describe the damage of a value that the core refused."""
-        if len(value) < len(self._head):
+        if len(value) < len(self.head):
             return f"it has {len(value)} bytes, too few"
         version, schema = _HEAD.unpack_from(value)
         if version != lib.VALUE_VERSION:

@@ -19,7 +19,13 @@ import pyarrow as pa
 
 from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topic
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, InvalidTxnStateError, TableNotFoundError, UnavailableError
+from txnkv.errors import (
+    ClosedError,
+    InvalidTxnStateError,
+    TableNotFoundError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from txnkv.remote.channel import Call, Channel
 from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.wire import LostHandleError, ids_of
@@ -323,7 +329,7 @@ class TokenScan(RemoteScan):
 
 @remote_calls(
     "Topic",
-    "alter drop_subscription end_offsets fetch last_stable_offsets options partitions "
+    "drop_subscription end_offsets fetch last_stable_offsets options partitions "
     "subscriptions truncate",
 )
 class RemoteTopic(RemoteHandle, Topic):
@@ -337,6 +343,17 @@ class RemoteTopic(RemoteHandle, Topic):
 
     def reference(self) -> list[Any]:
         return ["topic", [self.info.name, self.info.id]]
+
+    @like(Topic.alter)
+    def alter(self, *args: Any, **named: Any) -> Any:
+        found = self._call("alter", *args, **named)
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        with suppress(TopicNotFoundError, ClosedError):
+            found = self._connection.topic_info(self.info.name)
+            self.info = found if found.id == self.info.id else self.info
 
     @like(Topic.consumer)
     def consumer(self, *args: Any, **named: Any) -> Consumer:
@@ -366,8 +383,10 @@ class _Polling(RemoteHandle):
             if found["rows"].num_rows or (end is not None and time.monotonic() >= end):
                 return found
 
-    def _messages(self, rows: pa.RecordBatch) -> list[Message]:
-        return messages_from_arrow(rows, self._tcid, self._info.options.codec)
+    def _messages(self, found: Mapping[str, Any]) -> list[Message]:
+        if found.get("stages", 0) > len(self._info.options.values):
+            self._info = self._connection.topic_info(self._info.name)
+        return messages_from_arrow(found["rows"], self._tcid, self._info.options.codec)
 
 
 @remote_calls("Consumer", "position unpoll lag")
@@ -396,7 +415,7 @@ class RemoteConsumer(_Polling, Consumer):
         self._require_open()
         found = self._wait_for("poll", max_messages, timeout)
         self._go_to(found["positions"])
-        return self._messages(found["rows"])
+        return self._messages(found)
 
     def _go_to(self, positions: dict[int, int]) -> None:
         self._start, self._numbers = positions, list(positions)
@@ -465,7 +484,7 @@ class RemoteSubscription(_Polling, Subscription):
 
     def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message]:
         self._require_open()
-        return self._messages(self._wait_for("receive_many", max_messages, timeout)["rows"])
+        return self._messages(self._wait_for("receive_many", max_messages, timeout))
 
     def _acknowledge(self, how: str, message: Any, txn: Any) -> None:
         self._require_open()

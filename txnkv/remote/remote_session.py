@@ -255,7 +255,13 @@ class RemoteSession(RemoteHandle, Session):
         to = self._topic_of(topic)
         encode = encoder_of(to.info)
         if encode is not None:
-            value = encode(value)
+            try:
+                value = encode(value)
+            except SchemaError:
+                encode = encoder_of(self._connection.topic_info(to.info.name))
+                if encode is None:
+                    raise
+                value = encode(value)
         count = len(to.info.partitions)
         if isinstance(partition, int) and partition >= count:
             count = to.partitions

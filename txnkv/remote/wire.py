@@ -63,6 +63,7 @@ from txnkv.topics import (
     TopicOptions,
     TopicPart,
     TopicReading,
+    ValueStage,
 )
 from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
@@ -98,7 +99,7 @@ _CLASSES: Final[dict[str, Any]] = {
         AbortedTxn, Applied, CheckReport, Column, CompactReport, Delivered, DiffParts, DiffToken,
         FetchResult, HashPartition, Index, MessageId, PinnedRange, RangePartition, RowError,
         ScanToken, SubscriptionInfo, TokenParts, TopicInfo, TopicOffset, TopicOptions, TopicPart,
-        TopicReading, TxnInfo, WriteResult,
+        TopicReading, TxnInfo, ValueStage, WriteResult,
     )
 }  # fmt: skip
 _FROM_GUESTS: Final = {

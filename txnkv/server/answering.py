@@ -42,7 +42,7 @@ from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Limits, Reference
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input
-from txnkv.topics import Encoded, Sender, messages_to_arrow
+from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
 _KINDS: Final[dict[str, type]] = {
@@ -427,7 +427,13 @@ def _next_ids(guest: Guest, table: Table, count: int) -> list[int]:
 
 def _poll(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
     found = consumer.poll(max_messages=most, timeout=min(timeout, _MOST_SECONDS))
-    return {"rows": messages_to_arrow(found), "positions": _positions(consumer)}
+    return _told(found) | {"positions": _positions(consumer)}
+
+
+def _told(found: list[Message]) -> dict[str, Any]:
+    """Messages, and how many schemas their values may be of."""
+    codec = found[0].codec if found else None
+    return {"rows": messages_to_arrow(found), "stages": len(codec.stages) if codec else 0}
 
 
 def _poll_batch(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
@@ -453,7 +459,7 @@ def _receive_many(
     guest: Guest, subscription: Subscription, most: int, timeout: float
 ) -> dict[str, Any]:
     found = subscription.receive_many(most, min(timeout, _MOST_SECONDS))
-    return {"rows": messages_to_arrow(found)}
+    return _told(found)
 
 
 def _sender(guest: Guest, topic: Topic, name: str | None, patience: float) -> Sender:

@@ -54,7 +54,9 @@ KEY_SHARING: Final = "key_shared"
 """The feature of a store that has had a key_shared subscription: its leases have hashes of keys."""
 PLACES: Final = "places"
 """The feature of a store of which a batch has had gaps between the offsets of its messages."""
-KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING, PLACES})
+VALUE_SCHEMAS: Final = "value_schemas"
+"""The feature of a store of which a topic has had a second value schema, or one with defaults."""
+KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS})
 
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"

@@ -123,7 +123,7 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
     columns |= change.add
     ttl: Any = _kept_ttl(schema, names) if change.ttl == "keep" else change.ttl
     numbers = ids, next_id, before
-    made = Schema.numbered(columns, schema.primary_key, *numbers, schema.indexes, ttl)
+    made = type(schema).numbered(columns, schema.primary_key, *numbers, schema.indexes, ttl)
     for name in change.add:
         column = made.columns[name]
         if not column.nullable and column.default is None:

@@ -39,6 +39,7 @@ from txnkv.topics.messages import (
     Single,
     Sticky,
     ValueCodec,
+    ValueStage,
     as_arrow,
     message_input,
     messages_from_arrow,
@@ -130,6 +131,7 @@ from txnkv.topics.topic_catalog import (
     TopicChanges,
     TopicInfo,
     TopicOptions,
+    ValuesOf,
 )
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition

@@ -24,7 +24,7 @@ goes ahead of it. So nothing ever fills offsets in a copy, and nobody else may w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import lmdb
@@ -53,6 +53,7 @@ class Follower:
         topics: topics of the follower.
         copy: the copy, of a topic with `replica_of`.
         max_bytes: of a fetch.
+        agree_on_values: has the copy know all schemas of values that the source has by then.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Follower:
         topics: Topics,
         copy: Partition,
         max_bytes: int,
+        agree_on_values: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._origin = origin
         self._topics = topics
         self._copy = copy
         self._max_bytes = max_bytes
+        self._agree_on_values = agree_on_values
 
     @property
     def end(self) -> int:
@@ -104,6 +107,7 @@ class Follower:
             if not found.records:
                 break
             records = whole(found.records)
+            self._agree_on_values()  # the values that were fetched may be of a new schema
             self._put(records)
             offset = _next_offset(records)
             yield len(records)

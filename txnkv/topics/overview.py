@@ -465,7 +465,7 @@ def value_problems(topics: Topics, partition: Partition) -> Iterator[str]:
         reader = OffsetReader(topics, partition, offset, "read_uncommitted")
         for rows in reader.batches(_END, _ROWS):
             try:
-                codec.decode(rows.column("value"))
+                (topics.codec_of(partition) or codec).decode(rows.column("value"))
             except CorruptionError as error:
                 yield f"from offset {rows.column('offset')[0]} on: {error}"
     except TxnkvError:

@@ -238,7 +238,9 @@ def topic_document(topics: Topics, topic: TopicInfo) -> dict[str, Any]:
 
     Nobody else has the store open.
     """
-    options = replace(topic.options, replica_of=None, replica_topic=None, altered=0)
+    options = replace(
+        topic.options, replica_of=None, replica_topic=None, altered=0, former_values=()
+    )
     ends = [bounds(topics, partition) for partition in topics.partitions(topic)]
     with topics.store.status.read() as cur:
         subscriptions = [
@@ -301,6 +303,7 @@ def restore_topic(topics: Topics, document: Mapping[str, Any]) -> TopicInfo:
     """Make a topic of what `topic_document` said, without messages and subscriptions."""
     options = TopicOptions.from_json(json.dumps(document["options"]))
     with topics.store.status.write() as cur:
+        topic_catalog.declare_values(topics.store.directory, options)
         return topic_catalog.create(
             cur, document["name"], len(document["partitions"]), document["buffer"], options
         )

@@ -224,17 +224,26 @@ def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
 
 
 def _provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo, name: str) -> None:
-    schema = info.topic.options.value_schema
+    topic = topic_catalog.get(cur, info.topic.name)
     found = topic_catalog.find(cur, name)
     if found is None:
-        topic_catalog.create(cur, name, 1, "marker", TopicOptions(value_schema=schema))
+        options = TopicOptions().with_values(topic.options.values)
+        topic_catalog.create(cur, name, 1, "marker", options)
         return
     topic_catalog.require_writable(found)
-    if found.options.value_schema not in (None, schema):
+    if found.options.value_schema not in (None, topic.options.value_schema):
         raise ValueError(
             f"{info} cannot have topic {name!r} for its dead letters: that has another value "
             "schema. Name one with the same, or without"
         )
+
+
+def letters_alike(cur: apsw.Cursor, topic: TopicInfo) -> list[TopicInfo]:
+    """The topics of dead letters of a topic that have the same schemas of values as it has now."""
+    there = topic_catalog.get(cur, topic.name).options.values
+    names = {info.dead_letter for info in of_topic(cur, topic) if info.dead_letter is not None}
+    found = (topic_catalog.find(cur, name) for name in sorted(names - {topic.name}))
+    return [each for each in found if each is not None and each.options.values == there]
 
 
 def _begin_anew(cur: apsw.Cursor, id: int) -> None:

@@ -8,7 +8,7 @@ not. All tables but one came with version 3, at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from txnkv.coordinator import next_timestamp, one, payload
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
-from txnkv.topics.messages import ValueCodec, value_codec, values
+from txnkv.storage import VALUE_SCHEMAS, StoreDirectory
+from txnkv.topics.messages import ValueCodec, ValueStage, value_codec, values
 
 Buffer: TypeAlias = Literal["marker", "sidecar"]
 Compression: TypeAlias = Literal["lz4", "zstd"]
@@ -179,6 +180,9 @@ class TopicChanges(TypedDict, total=False):
     tombstone_seconds: float
 
 
+ValuesOf: TypeAlias = Callable[["TopicOptions"], Sequence[ValueStage]]
+"""Gives the schemas of values that a topic is to have, by its options."""
+
 CHANGEABLE: Final = tuple(TopicChanges.__annotations__)
 
 
@@ -196,6 +200,8 @@ class TopicOptions:
         replica_topic: the topic's id there; None in copies of old.
         retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
         value_schema: the columns of values; None: values are bytes.
+        value_defaults: of these columns, as a `ValueStage` has them.
+        former_values: the schemas before it, the first one first.
         altered: how often they were changed.
         cleanup: "compact": of the messages of a key the last one stays; "delete": all do.
         tombstone_seconds: so long a message without a value stays, by its timestamp, in "compact".
@@ -214,6 +220,8 @@ class TopicOptions:
     altered: int = 0
     cleanup: str = "delete"
     tombstone_seconds: float = 86400.0
+    value_defaults: bytes | None = None
+    former_values: tuple[ValueStage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.compression not in (None, *CODECS):
@@ -239,7 +247,23 @@ class TopicOptions:
     @cached_property
     def codec(self) -> ValueCodec | None:
         """Encodes and decodes values; None where they are bytes."""
-        return None if self.value_schema is None else value_codec(self.value_schema)
+        return value_codec(*self.values) if self.values else None
+
+    @property
+    def values(self) -> tuple[ValueStage, ...]:
+        """All schemas of values, the last one last; none where values are bytes."""
+        if self.value_schema is None:
+            return ()
+        return (*self.former_values, ValueStage(self.value_schema, self.value_defaults))
+
+    def with_values(self, stages: Sequence[ValueStage]) -> TopicOptions:
+        """The same with these schemas of values."""
+        if len(stages) > values.MOST_SCHEMAS:
+            raise NotSupportedError("a topic has had too many value schemas: make another topic")
+        *former, (schema, defaults) = stages or [ValueStage(None)]
+        return replace(
+            self, value_schema=schema, value_defaults=defaults, former_values=tuple(former)
+        )
 
     @property
     def changeable(self) -> TopicChanges:
@@ -249,18 +273,17 @@ class TopicOptions:
     def to_json(self) -> str:
         """Return the options as the catalog keeps them."""
         document: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        if self.value_schema is None:
-            del document["value_schema"]
-        else:
-            document["value_schema"] = values.to_document(self.value_schema)
+        for name in ("value_schema", "value_defaults", "former_values"):
+            del document[name]
+        if self.values:
+            document["value_schema"] = values.to_document(self.values)
         return json.dumps(document)
 
     @classmethod
     def from_json(cls, text: str) -> TopicOptions:
         document = json.loads(text)
         declared = document.pop("value_schema", None)
-        schema = None if declared is None else values.from_document(declared)
-        return cls(**document, value_schema=schema)
+        return cls(**document).with_values(values.from_document(declared) if declared else ())
 
 
 @dataclass(frozen=True)
@@ -302,7 +325,8 @@ class TopicInfo:
 def _by_name(options: TopicOptions) -> dict[str, Any]:
     """The options, with the columns of values as people write them."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
-    del values["altered"]
+    for name in ("altered", "value_defaults", "former_values"):
+        del values[name]
     return values | {"value_schema": options.codec and options.codec.described}
 
 
@@ -360,14 +384,22 @@ def _require_count(partitions: int) -> None:
 
 
 def alter(
-    cur: apsw.Cursor, topic: TopicInfo, changes: Mapping[str, Any], partitions: int | None = None
+    cur: apsw.Cursor,
+    topic: TopicInfo,
+    changes: Mapping[str, Any],
+    partitions: int | None = None,
+    values_of: ValuesOf | None = None,
 ) -> TopicInfo:
-    """Give a topic other options, or more partitions.
+    """Give a topic other options, more partitions, or another schema of values.
+
+    Args:
+        values_of: gives the schemas of values by the options as they are.
 
     Raises:
         TopicNotFoundError: it was dropped.
         TypeError: there is no such option, or it stays as it was made.
         ValueError: one makes no sense, or the topic has more partitions.
+        SchemaError: of `values_of`.
         NotSupportedError: key compaction of a topic with buffer="sidecar".
     """
     unknown = sorted(changes.keys() - set(CHANGEABLE))
@@ -378,6 +410,8 @@ def alter(
     require_live(cur, topic)
     present = get(cur, topic.name)
     options = replace(present.options, **changes)
+    if values_of is not None:
+        options = options.with_values(values_of(present.options))
     _require_compactable(present.buffer, options)
     there = len(present.partitions)
     partitions = there if partitions is None else partitions
@@ -394,6 +428,14 @@ def alter(
     _add_partitions(cur, topic.id, range(there, partitions))
     bump(cur)
     return get(cur, topic.name)
+
+
+def declare_values(directory: StoreDirectory, options: TopicOptions) -> None:
+    """Have FORMAT say that a topic has values that versions of before do not know; status.db is
+    locked.
+    """
+    if options.former_values or options.value_defaults is not None:
+        directory.add_feature(VALUE_SCHEMAS)
 
 
 def drop(cur: apsw.Cursor, topic: TopicInfo) -> None:

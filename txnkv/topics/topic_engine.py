@@ -60,7 +60,7 @@ from txnkv.topics import key_compaction, retention, subscription_catalog, topic_
 from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.sidecar import close_all
 from txnkv.topics.tail import EndMarker, is_noted, note_marker
-from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions, ValuesOf
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import StagedSendsFolder, producers, roll_forward
 
@@ -70,6 +70,8 @@ declare_fault_point("marker.decided", "a commit of one partition is durable, unm
 declare_fault_point("marker.aborting", "an abort marker has its offset, it is not in the log")
 declare_fault_point("marker.aborted", "an abort marker is in its log, durable")
 declare_fault_point("marker.written", "all end markers of a commit are in their logs")
+declare_fault_point("topic.altered", "a topic has other options, COMMIT was not called")
+declare_fault_point("topic.alter_durable", "a topic has other options, nobody was told")
 
 
 class PartitionParticipants(Participants):
@@ -296,20 +298,32 @@ class TopicEngine(Topics):
             if found is not None:
                 found.require_alike(partitions, buffer, options)
                 return found
+            topic_catalog.declare_values(self.store.directory, options)
             return topic_catalog.create(cur, name, partitions, buffer, options)
 
     def alter(
-        self, topic: TopicInfo, changes: Mapping[str, Any], partitions: int | None = None
+        self,
+        topic: TopicInfo,
+        changes: Mapping[str, Any],
+        partitions: int | None = None,
+        values_of: ValuesOf | None = None,
     ) -> TopicInfo:
-        """Give a topic other options, or more partitions; see `topic_catalog.alter`. No round of
-        retention that goes by those of before is under way when it returns.
+        """Give a topic other options, more partitions, or another schema of values, which topics of
+        dead letters get too that have its schemas; see `topic_catalog.alter`. No round of retention
+        that goes by those of before is under way when it returns.
         """
         # A backup has the partitions of its moment: only options wait until it has copied logs.
-        cuts = self.store.log_cuts() if changes else nullcontext()
+        cuts = self.store.log_cuts() if changes or values_of else nullcontext()
         with cuts, self.store.status.write() as cur:
-            topic = topic_catalog.alter(cur, topic, changes, partitions)
+            letters = subscription_catalog.letters_alike(cur, topic) if values_of else ()
+            topic = topic_catalog.alter(cur, topic, changes, partitions, values_of)
+            topic_catalog.declare_values(self.store.directory, topic.options)
+            for each in letters:
+                topic_catalog.alter(cur, each, {}, None, lambda _: topic.options.values)
             if partitions is not None:
                 subscription_catalog.cover(cur, topic)
+            fault_point("topic.altered")
+        fault_point("topic.alter_durable")
         return topic
 
     def drop(self, name: str) -> bool:

@@ -7,15 +7,18 @@ partitions, the tails of all of them, and the waits for what comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import apsw
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
+from txnkv.errors import TopicNotFoundError
 from txnkv.storage import Environment, Store, new_lock
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import LocalSubscriptions
 from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
+from txnkv.topics.messages import ValueCodec
 from txnkv.topics.sidecar import SideLogs
 from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
 from txnkv.topics.topic_catalog import TopicInfo
@@ -168,6 +171,16 @@ class Topics(Catalog[TopicInfo]):
         if found is None or found.id != topic.id:
             raise topic_catalog.dropped(topic)
         return found
+
+    def codec_of(self, partition: Partition) -> ValueCodec | None:
+        """The codec of values that were read before this is asked for: who asks first may meet one
+        of a schema that came meanwhile.
+        """
+        topic = partition.topic
+        if topic.options.codec is not None:
+            with suppress(TopicNotFoundError):
+                self.partitions(self.current(topic))
+        return partition.topic.options.codec
 
     def require_writable(self, topic: TopicInfo) -> int:
         """Refuse to send to a topic that was dropped, or is a copy.

@@ -34,7 +34,7 @@ from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance, open_instances
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
-from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of
+from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values
 from txnkv.transaction.session import FlushMode, Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, WriteResult
 from txnkv.transaction.table_scan import Scan, ScanToken, unpin

@@ -21,7 +21,15 @@ import pyarrow as pa
 
 from txnkv.core import column_type
 from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError, TxnkvError
-from txnkv.tables import Column, RowChecker, Schema, arrow_input, nothing
+from txnkv.tables import (
+    Column,
+    RowChecker,
+    Schema,
+    SchemaChange,
+    altered,
+    arrow_input,
+    nothing,
+)
 from txnkv.topics import (
     Encoded,
     Outgoing,
@@ -30,7 +38,10 @@ from txnkv.topics import (
     Sticky,
     TopicEngine,
     TopicInfo,
+    TopicOptions,
     ValueCodec,
+    ValuesOf,
+    ValueStage,
     as_arrow,
     message_input,
     outbox,
@@ -236,29 +247,83 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 # -- typed values ----------------------------------------------------------------------
 
 
-def declared(given: ValueSchema | None) -> pa.Schema | None:
-    """A value schema as a topic keeps it.
+def declared(given: ValueSchema | None) -> list[ValueStage]:
+    """The value schema of a new topic, as it keeps that.
 
     Raises:
-        SchemaError: a type is unknown, or a column has a default.
+        SchemaError: a type is unknown, or a default does not fit.
         TypeError: it is no schema.
     """
-    if given is None:
-        return None
+    if isinstance(given, pa.Schema):  # which may have a name twice: that is refused later
+        fields = [pa.field(f.name, column_type(f.type), f.nullable) for f in given]
+        return [ValueStage(pa.schema(fields))]
+    return [] if given is None else [_columns_of(given).stage]
+
+
+def evolved_values(given: ValueSchema) -> ValuesOf:
+    """Return the schemas that a topic has once its values are of this schema, by the rules by which
+    a table is altered: columns may be added behind those that there are, with a default or
+    nullable, widened, made nullable, and get another default. What was sent can so be read.
+
+    The function raises SchemaError for any other change.
+
+    Raises:
+        SchemaError: a type is unknown, or a default does not fit.
+        TypeError: it is no schema.
+    """
+    wanted = _columns_of(given)
+    says_defaults = not isinstance(given, pa.Schema)
+
+    def values_of(options: TopicOptions) -> Sequence[ValueStage]:
+        if not options.values:
+            raise SchemaError(
+                "the values of the topic are bytes, and those that are there fit no columns: make "
+                "another topic with value_schema="
+            )
+        present = _Columns.of(options.values[-1])
+        made = altered(present, _change(present, wanted, says_defaults))
+        assert isinstance(made, _Columns)
+        stage = made.stage
+        return options.values if stage == options.values[-1] else (*options.values, stage)
+
+    return values_of
+
+
+def _change(present: Schema, wanted: Schema, says_defaults: bool) -> SchemaChange:
+    """Return the change from one schema of values to another one.
+
+    Raises:
+        SchemaError: it would lose what is there.
+    """
+    for name, column in present.columns.items():
+        new = wanted.columns.get(name)
+        if new is None:
+            raise SchemaError(
+                f"column {name!r} is not in the new value schema: columns of values stay, for "
+                "messages that are there have them. Name it too"
+            )
+        if column.nullable and not new.nullable:
+            raise SchemaError(
+                f"column {name!r} may be null in messages that are there: it stays nullable"
+            )
+    both = {name: wanted.columns[name] for name in present.columns}
+    return SchemaChange(
+        add={name: each for name, each in wanted.columns.items() if name not in both},
+        widen={name: new.type for name, new in both.items()},
+        nullable={name: new.nullable for name, new in both.items()},
+        default={n: new.default for n, new in both.items()} if says_defaults else {},
+    )
+
+
+def _columns_of(given: ValueSchema) -> _Columns:
     if isinstance(given, pa.Schema):
-        return pa.schema([pa.field(f.name, column_type(f.type), f.nullable) for f in given])
+        return _Columns({f.name: Column(f.type, f.nullable) for f in given})
     if not isinstance(given, Mapping):
         raise TypeError(
             "value_schema is a mapping of names to types, as {'id': 'int64', 'note': 'string?'}, "
             f"or a pyarrow.Schema, not {type(given).__name__}"
         )
-    for name, each in given.items():
-        if isinstance(each, Column) and each.default is not None:
-            raise SchemaError(
-                f"column {name!r} of a value schema has a default: messages have none; make it "
-                "nullable, or send the value"
-            )
-    return _Columns(given).arrow
+    return _Columns(given)
 
 
 def encoder_of(topic: TopicInfo) -> Encode | None:
@@ -274,24 +339,45 @@ def encoder_of(topic: TopicInfo) -> Encode | None:
 class _Columns(Schema):
     """Columns without a key."""
 
-    def __init__(self, columns: Mapping[str, str | pa.DataType | Column]) -> None:
+    def __init__(
+        self, columns: Mapping[str, str | pa.DataType | Column], *key_and_ttl: object
+    ) -> None:
         super().__init__(columns, ())
+
+    @classmethod
+    def of(cls, stage: ValueStage) -> _Columns:
+        """The columns of a schema of values."""
+        defaults = stage.by_column
+        return cls({f.name: Column(f.type, f.nullable, defaults.get(f.name)) for f in stage.schema})
+
+    @property
+    def stage(self) -> ValueStage:
+        """The same as topics have it."""
+        return ValueStage.of(
+            self.arrow, {name: each.default for name, each in self.columns.items()}
+        )
 
     def _check_key(self) -> None:
         return
 
 
+def _is_nothing(row: Mapping[str, Any]) -> bool:
+    return all(value is None for value in row.values())
+
+
 @lru_cache(maxsize=256)
 def _encoder(codec: ValueCodec) -> Encode:
-    columns = _Columns({f.name: Column(f.type, f.nullable) for f in codec.schema})
-    check = RowChecker(columns)["insert"].take
-    to_bytes = codec.encode_one
+    check = RowChecker(_Columns.of(codec.stages[-1]))["insert"].take
+    to_bytes, has_defaults = codec.encode_one, bool(codec.defaults)
 
     def encode(value: Any) -> bytes | None:
         if value is None or type(value) is Encoded:
             return value
         try:
-            return to_bytes(check(value))
+            row = check(value)
+            if has_defaults and isinstance(value, dict) and _is_nothing(value):
+                return None  # as without defaults, for whoever does not know of the new columns
+            return to_bytes(row)
         except SchemaError as error:
             raise SchemaError(f"a value of columns {codec.described}: {error}") from None
         except (TypeError, ValueError) as error:

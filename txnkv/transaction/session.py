@@ -13,6 +13,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowError,
+    SchemaError,
     StorageFullError,
     TableNotFoundError,
     UnavailableError,
@@ -235,7 +236,10 @@ class Session(Closing):
         to, put, encode = self._short
         room = self._room.left
         if topic is to and encode is not None:
-            value = encode(value)
+            try:
+                value = encode(value)
+            except SchemaError:
+                to = None  # the topic may have got another schema
         bare = partition is headers is timestamp is deliver_at is None
         if topic is to and bare and value.__class__ is bytes and room[0] > 0:
             if key is None:

@@ -31,8 +31,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from txnkv import core
 from txnkv.client import DiffToken, Planning, Topic
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaError
-from txnkv.spark.columns import ToSpark, as_spark_has_it, require_promised, spark_type
+from txnkv.errors import SchemaChangedError, SchemaError
+from txnkv.spark.columns import (
+    ToSpark,
+    arrow_schema,
+    as_spark_has_it,
+    require_promised,
+    spark_type,
+)
 from txnkv.spark.reading import pushdown
 from txnkv.spark.settings import Settings, TopicRead
 from txnkv.spark.worker_client import client_of, join_open, schema_of
@@ -216,13 +222,24 @@ class TopicRows:
     Args:
         expected: the Arrow schema of what Spark was promised.
         codec: of the topic's values; None for bytes.
+
+    Raises:
+        SchemaChangedError: a column of values was widened since.
     """
 
     def __init__(self, expected: pa.Schema, codec: ValueCodec | None) -> None:
         self._expected = expected
         self._codec = codec
-        declared = () if codec is None else codec.columns.names
-        self._declared = [name for name in expected.names if name in declared]
+        kinds = {} if codec is None else {field.name: field.type for field in codec.columns}
+        self._declared = [name for name in expected.names if name in kinds]
+        for name in self._declared:
+            field = spark.StructField(name, spark_type(kinds[name], name), True)
+            (now,) = arrow_schema(spark.StructType([field]))
+            if now.type != expected.field(name).type:
+                raise SchemaChangedError(
+                    f"the topic was altered since Spark planned to read it: column {name!r} of its "
+                    f"values is {now.type} now. Make the data frame or the query anew"
+                )
 
     def batch(self, messages: pa.RecordBatch, partition: int) -> pa.RecordBatch:
         """Rows of one partition's messages, whose columns are those of `core.MESSAGES`."""

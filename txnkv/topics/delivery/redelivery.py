@@ -124,7 +124,7 @@ class PartitionSource:
         self._large.update(reader.large)
         rows = reader.take(AHEAD)
         txn_id = self._topics.coordinator.txn_id
-        codec = self.partition.topic.options.codec
+        codec = self._topics.codec_of(self.partition)
         messages = messages_of(rows, self.partition.number, txn_id, codec)
         with self._lock:
             for message in messages:
@@ -387,7 +387,7 @@ def read_range(topics: Topics, partition: Partition, first: int, last: int) -> I
     reader = OffsetReader(topics, partition, first, "read_committed", _BACK_BYTES, skip_lost=True)
     number, txn_id = partition.number, topics.coordinator.txn_id
     for rows in reader.batches(last, AHEAD):
-        yield from messages_of(rows, number, txn_id, partition.topic.options.codec)
+        yield from messages_of(rows, number, txn_id, topics.codec_of(partition))
 
 
 _LOOK: Final = 200_000

@@ -30,4 +30,4 @@ from txnkv.topics.messages.message_input import (
     pending,
     spread,
 )
-from txnkv.topics.messages.values import Encoded, ValueCodec, value_codec
+from txnkv.topics.messages.values import Encoded, ValueCodec, ValueStage, value_codec
