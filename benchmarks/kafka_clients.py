@@ -26,6 +26,7 @@ import txnkv
 
 from .harness import EACH, MICROSECONDS, Line, compare, report
 from .kafka import NOT_SYNCED, SYNCED, Broker
+from .svg import bars
 
 OURS: Final = "txnkv serve, synced"
 _SECONDS: Final = 60.0
@@ -215,8 +216,14 @@ def races(sides: list[Side], rounds: int, scale: float) -> Iterator[Line]:
 @click.option("--tiny", is_flag=True, help="Small data: checks that it works.")
 @click.option("--base", type=click.Path(path_type=Path), help="Where the store is made.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write lines there.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the ratios there, as SVG.")
 def main(
-    kafka: str | None, rounds: int, tiny: bool, base: Path | None, json_file: Path | None
+    kafka: str | None,
+    rounds: int,
+    tiny: bool,
+    base: Path | None,
+    json_file: Path | None,
+    plot: Path | None,
 ) -> None:
     """Compare `txnkv serve --kafka` with a broker."""
     with tempfile.TemporaryDirectory(dir=base) as folder, serving(Path(folder)) as address:
@@ -225,7 +232,14 @@ def main(
             broker = Broker(kafka)
             _wake(broker)
             sides += [Side(SYNCED, broker), Side(NOT_SYNCED, broker, synced=False)]
-        report(list(races(sides, rounds, 0.001 if tiny else 1.0)), json_file)
+        lines = list(races(sides, rounds, 0.001 if tiny else 1.0))
+        report(lines, json_file)
+    if plot is not None and kafka is not None:
+        rows: dict[str, dict[str, float]] = {line.race: {} for line in lines}
+        for line in lines:
+            if line.ratio is not None:
+                rows[line.race][f"beside {line.name}"] = line.ratio
+        plot.write_text(bars("txnkv serve, times as fast as a broker", list(rows.items())))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small line chart as SVG: sizes along a logarithmic x axis, or time; what they cost upwards."""
+"""Small charts as SVG: lines, of what sizes or time cost, and bars, of how many times as fast."""
 
 from __future__ import annotations
 
@@ -37,6 +37,54 @@ def chart(
     return "\n".join(_elements(title, x_label, y_label, series, logarithmic)) + "\n"
 
 
+def bars(title: str, rows: list[tuple[str, dict[str, float]]]) -> str:
+    """A chart of bars from a line at 1: to the right for more, to the left for less.
+
+    Args:
+        title: above it.
+        rows: what was measured, and by the name of who is compared how many times as fast.
+    """
+    names = list(dict.fromkeys(name for _, found in rows for name in found))
+    most = max(abs(math.log2(ratio)) for _, found in rows for ratio in found.values())
+    steps = max(1, math.ceil(most))
+    left, right, thick = 170, _WIDTH - 60, 11
+    middle, each = (left + right) / 2, (right - left) / 2 / steps
+    height = _TOP + len(rows) * (thick * len(names) + 8) + 30 + 18 * len(names)
+    parts = [_head(title, height)]
+    bottom = height - 24 - 18 * len(names)
+    for step in range(-steps, steps + 1):
+        x, colour = middle + step * each, "#ddd" if step else "#333"
+        parts.append(f'<path d="M{x:.1f} {_TOP - 6}V{bottom}" stroke="{colour}"/>')
+        text = f"{2**step:g}x" if step >= 0 else f"1/{2**-step:g}"
+        parts.append(_text(x, bottom + 14, text, anchor="middle"))
+    y = _TOP
+    for what, found in rows:
+        parts.append(_text(left - 8, y + thick * len(names) / 2 + 4, what, anchor="end"))
+        for number, name in enumerate(names):
+            if name in found:
+                length = math.log2(found[name]) * each
+                x = middle + min(length, 0)
+                parts.append(
+                    f'<rect x="{x:.1f}" y="{y}" width="{abs(length):.1f}" height="{thick - 2}"'
+                    f' fill="{_COLOURS[number]}"/>'
+                )
+                parts.append(_text(right + 8, y + thick - 2, f"{found[name]:.2f}", size=10))
+            y += thick
+        y += 8
+    for number, name in enumerate(names):
+        parts.append(_text(left, bottom + 34 + 18 * number, name, colour=_COLOURS[number]))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _head(title: str, height: float) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}"'
+        ' font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>\n'
+        + _text(_LEFT, 22, title, size=14)
+    )
+
+
 def _elements(
     title: str, x_label: str, y_label: str, series: list[Series], logarithmic: bool
 ) -> Iterator[str]:
@@ -54,12 +102,7 @@ def _elements(
     def up(y: float) -> float:
         return bottom - y / top * (bottom - _TOP)
 
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        ' font-family="sans-serif" font-size="12">'
-    )
-    yield f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
-    yield _text(_LEFT, 22, title, size=14)
+    yield _head(title, _HEIGHT)
     for step in range(5):
         y = top * step / 4
         yield f'<path d="M{_LEFT} {up(y):.1f}H{right}" stroke="#ddd"/>'

@@ -3,9 +3,31 @@
 #include "common/bytes.h"
 #include "log/committed.h"
 #include "log/headers.h"
+#include "log/last_keys.h"
 #include "tests/fuzz_core.h"
 
 #include <stdlib.h>
+
+/* Key compaction of what was decoded. */
+static void compact(const messages_out_t *out, const messages_sizes_t *sizes) {
+    const size_t n = sizes->rows, bits = bits_bytes(n), ends = 4 * (n + 1);
+    const messages_t messages = {
+        .value = {out->values, sizes->value_bytes, (const uint8_t *)out->value_ends, ends,
+                  out->value_validity, bits, 0},
+        .key = {out->keys, sizes->key_bytes, (const uint8_t *)out->key_ends, ends,
+                out->key_validity, bits, 0},
+        .times = {(const uint8_t *)out->timestamp, 8 * n, NULL, 0, NULL, 0, 0},
+        .rows = (uint32_t)n};
+    uint32_t stay, *chosen = malloc(4 * (n + 1));
+    last_keys_t *keys = last_keys_create();
+    if (chosen != NULL && keys != NULL &&
+        last_keys_note(keys, &messages, out->offset) == STATUS_OK) {
+        last_keys_choose(keys, &messages, out->offset, 1000, chosen, &stay);
+        if (n > 0) last_keys_find(keys, out->keys, out->key_ends[1]);
+    }
+    if (keys != NULL) last_keys_destroy(keys);
+    free(chosen);
+}
 
 static void decode(const messages_source_t *source, const messages_sizes_t *sizes) {
     const size_t n = sizes->rows, bits = bits_bytes(n);
@@ -28,7 +50,10 @@ static void decode(const messages_source_t *source, const messages_sizes_t *size
                           .header_validity = parts[9],
                           .header_ends = (uint32_t *)(void *)parts[10],
                           .headers = parts[11]};
-    if (whole) messages_decode(source, sizes, &out);
+    if (whole) {
+        messages_decode(source, sizes, &out);
+        compact(&out, sizes);
+    }
     for (int i = 0; i < 12; i++) free(parts[i]);
 }
 

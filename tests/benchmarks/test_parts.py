@@ -18,7 +18,7 @@ from benchmarks import rows
 from benchmarks.crews import Crew
 from benchmarks.harness import MICROSECONDS, MILLISECONDS, compare
 from benchmarks.latency import Operation, percentile, race_each
-from benchmarks.svg import Series, chart
+from benchmarks.svg import Series, bars, chart
 from benchmarks.tpcc.checks import totals, violations
 from benchmarks.tpcc.load import population
 from benchmarks.tpcc.schema import Scale
@@ -54,6 +54,18 @@ def test_fnv_is_that_of_ycsb() -> None:
     for byte in (123456789).to_bytes(8, "little"):
         hashed = (hashed ^ byte) * 1099511628211 % 2**64
     assert fnv64(np.array([123456789]))[0] == abs(hashed - 2**64 if hashed >> 63 else hashed)
+
+
+def test_bars_are_svg() -> None:
+    root = ElementTree.fromstring(
+        bars("t", [("produce", {"a": 2.0, "b & c": 0.25}), ("fetch", {"a": 1.0})])
+    )
+    rects = [(float(each.get("x") or 0), float(each.get("width") or 0)) for each in root.iter()
+             if each.tag.endswith("rect") and each.get("fill") != "white"]  # fmt: skip
+    (faster, long), (slower, longer), (_, nothing) = rects
+    assert (slower + longer, longer, nothing) == (faster, 2 * long, 0)
+    texts = [each.text for each in root.iter() if each.tag.endswith("text")]
+    assert {"t", "produce", "fetch", "b & c", "0.25", "1/4", "1x", "4x"} <= set(texts)
 
 
 def test_chart_is_svg() -> None:

@@ -17,6 +17,7 @@ from tools.topic_writing import Writer
 from txnkv import core
 from txnkv.coordinator.liveness import LeaseLostError
 from txnkv.errors import NotSupportedError
+from txnkv.storage import StoreDirectory, arm, disarm
 from txnkv.topics import key_compaction
 from txnkv.topics.read.commit_reader import CommitReader
 from txnkv.topics.read.pinned_range import pin, read
@@ -126,16 +127,22 @@ def test_rounds_leave_the_last_segment_alone(client: txnkv.Client) -> None:
     assert key_compaction.compact_all(engine).messages == 0  # not half of it is new
 
 
+@pytest.mark.parametrize("limit", [{}, {"_MOST_KEYS": 3}, {"_MOST_BYTES": 300}])
 def test_keys_that_are_too_many_for_one_pass(
-    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, int], client: txnkv.Client, topic: txnkv.Topic, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(key_compaction, "_MOST_KEYS", 3)
+    for name, value in limit.items():
+        monkeypatch.setattr(key_compaction, name, value)
     monkeypatch.setattr(key_compaction, "_READ_BYTES", 100)
+    passes: list[int] = []
+    arm("compaction.marked", lambda: passes.append(1))
     for round in range(3):
         for key in range(10):
             send(client, (f"{key}", f"{round}"))
             internals.flush(client)  # a chunk of its own
     assert client.compact().messages_left_out == 20
+    disarm()
+    assert len(passes) > 2 if limit else len(passes) == 1
     assert [each[0] for each in left(topic)] == list(range(20, 30))
 
 
@@ -359,6 +366,30 @@ def test_copies(client: txnkv.Client, tmp_path: Path, store_path: Path) -> None:
         assert there[-3:] == left(topic)[-3:]
         key_compaction.compact_all(internals.topics(client))
         assert copy() == left(topic)
+
+
+def test_a_copy_says_so_before_it_has_gaps(
+    client: txnkv.Client, topic: txnkv.Topic, tmp_path: Path, store_path: Path, monkeypatch: Any
+) -> None:
+    with client.transaction() as txn:
+        for key in ("a", "b", "a", "c"):
+            txn.send(topic, key, key=key)
+    client.compact()
+
+    def fail(*_: object) -> None:
+        raise txnkv.StorageFullError("no room for FORMAT")
+
+    with monkeypatch.context() as full:
+        full.setattr(StoreDirectory, "add_feature", fail)
+        with pytest.raises(txnkv.StorageFullError, match="no room for FORMAT"):
+            txnkv.replicate(store_path, tmp_path / "copy")
+    with txnkv.connect(tmp_path / "copy") as copy:
+        directory = internals.topics(copy).store.directory
+        assert (directory.features, left(copy.topic(TOPIC))) == ([], [])
+    txnkv.replicate(store_path, tmp_path / "copy")
+    with txnkv.connect(tmp_path / "copy") as copy:
+        assert internals.topics(copy).store.directory.features == ["places"]
+        assert left(copy.topic(TOPIC)) == left(topic)
 
 
 def test_typed_values(client: txnkv.Client) -> None:
