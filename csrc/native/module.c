@@ -27,6 +27,8 @@ static PyMethodDef functions[] = {
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
     {"take_turn", turn_take, METH_O, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},
+    {"wire_pack", (PyCFunction)(void (*)(void))wire_pack, METH_FASTCALL, NULL},
+    {"wire_unpack", (PyCFunction)(void (*)(void))wire_unpack, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

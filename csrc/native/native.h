@@ -19,6 +19,10 @@ struct mem_row_set *mem_set_of(PyObject *object);
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
 PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* wire_pack(value, down) -> bytes and wire_unpack(bytes, up) -> value: see wire.c. */
+PyObject *wire_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *wire_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 /* wall_micros() since 2020-01-01 UTC, and monotonic_micros() of CLOCK_MONOTONIC. */
 PyObject *clock_wall(PyObject *module, PyObject *none);
 PyObject *clock_monotonic(PyObject *module, PyObject *none);

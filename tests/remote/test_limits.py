@@ -16,7 +16,7 @@ import pytest
 import txnkv
 from tests.remote.conftest import SCHEMA
 from tests.remote.test_faults import _until
-from txnkv.remote import pack, unpack
+from txnkv.remote import unpack
 from txnkv.remote.channel import _Broken
 from txnkv.server import EVERYBODY, Limits, Server, Users, add_user, answering, guests
 from txnkv.transaction import Transaction
@@ -150,17 +150,6 @@ def test_a_reader_takes_no_names(store: txnkv.Client, serve: Serve, tmp_path: Pa
         billing.commit()
     assert store.table("t").schema.names == SCHEMA.names
     assert store.table("t").count() == 1
-
-
-def test_a_part_of_a_message_is_one_value() -> None:
-    """A message of 200 MiB was a million copies of one part, of anybody who was let in."""
-    data = pack([b"part", "more"])
-    twice = data.replace(b'"more"', b'{"!":["b",0]}')
-    size = len(data) - 16 - len(b"part") + len(twice) - len(data)
-    twice = size.to_bytes(4, "big") + twice[4:]
-    assert unpack(data) == [b"part", "more"]
-    with pytest.raises(ValueError, match="twice"):
-        unpack(twice)
 
 
 def test_free_memory_goes_back(serve: Serve, monkeypatch: Any) -> None:

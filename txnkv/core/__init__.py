@@ -113,6 +113,8 @@ from txnkv.core.native import (
     release_pages,
     take_turn,
     wall_micros,
+    wire_pack,
+    wire_unpack,
 )
 from txnkv.core.row_layout import RowBytes, RowLayout, row_table
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, gathered, joined, slices_of

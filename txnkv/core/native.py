@@ -79,6 +79,8 @@ pack = _native.pack
 punch_hole = _native.punch_hole
 take_turn = _native.take_turn
 wall_micros = _native.wall_micros
+wire_pack = _native.wire_pack
+wire_unpack = _native.wire_unpack
 
 __all__ = [
     "CoreError",
@@ -104,6 +106,8 @@ __all__ = [
     "release_pages",
     "take_turn",
     "wall_micros",
+    "wire_pack",
+    "wire_unpack",
     "writable",
 ]
 
