@@ -67,6 +67,19 @@ int64_t mem_row_set_changed_keys(const mem_row_set_t *set, const keys_t *keys, u
     return -1;
 }
 
+const mem_entry_t *mem_row_set_changed_of(const mem_row_set_t *set, const mem_row_set_t *own,
+                                          uint64_t after) {
+    if (mem_max_stamp(set) <= after) return NULL;
+    finger_t finger;
+    finger_reset(&finger, set);
+    for (const mem_node_t *node = mem_next(own->head, 0); node != NULL;
+         node = mem_next(node->next, 0)) {
+        const slice_t key = mem_key(&node->entry);
+        if (finger_find(&finger, set, key, after, UINT64_MAX) != NULL) return &node->entry;
+    }
+    return NULL;
+}
+
 /* -- ranges ------------------------------------------------------------------------------- */
 
 static const mem_node_t *range_start(const mem_row_set_t *set, const uint8_t *low, size_t len) {

@@ -90,4 +90,8 @@ const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *
 /* The position of the first key that has an entry with a stamp > after, or -1. */
 int64_t mem_row_set_changed_keys(const mem_row_set_t *set, const keys_t *keys, uint64_t after);
 
+/* The same for the keys of another set, to which nobody writes: the first such entry of that. */
+const mem_entry_t *mem_row_set_changed_of(const mem_row_set_t *set, const mem_row_set_t *own,
+                                          uint64_t after);
+
 #endif

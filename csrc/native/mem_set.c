@@ -142,6 +142,26 @@ static PyObject *mem_set_get(PyObject *self, PyObject *const *args, Py_ssize_t n
     return Py_BuildValue("(Ky#)", stamp, (const char *)entry->row, (Py_ssize_t)entry->row_len);
 }
 
+/* changed_of(own, after): the first key of the set `own` that has an entry above a stamp here. */
+static PyObject *mem_set_changed_of(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    const mem_row_set_t *set = ((mem_set_t *)self)->set;
+    uint64_t after;
+    const mem_entry_t *entry;
+    if (wants("changed_of", n, 2) < 0) return NULL;
+    const mem_row_set_t *own = mem_set_of(args[0]);
+    if (own == NULL || stamp_of(args[1], &after) < 0) return NULL;
+    if (mem_row_set_bytes(own) < LONG) {
+        entry = mem_row_set_changed_of(set, own, after);
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        entry = mem_row_set_changed_of(set, own, after);
+        Py_END_ALLOW_THREADS;
+    }
+    if (entry == NULL) Py_RETURN_NONE;
+    const char *key = (const char *)entry->row - entry->key_len;
+    return PyBytes_FromStringAndSize(key, (Py_ssize_t)entry->key_len);
+}
+
 static PyObject *mem_set_serialize(PyObject *self, PyObject *none) {
     const mem_row_set_t *set = ((mem_set_t *)self)->set;
     uint64_t size;
@@ -184,6 +204,7 @@ static PyObject *get_address(PyObject *self, void *closure) {
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL, NULL
 static PyMethodDef methods[] = {
     {"apply", FAST(mem_set_apply)},
+    {"changed_of", FAST(mem_set_changed_of)},
     {"copy", FAST(mem_set_copy)},
     {"get", FAST(mem_set_get)},
     {"put", FAST(mem_set_put)},

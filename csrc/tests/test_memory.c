@@ -77,6 +77,18 @@ static void expect_reads(const mem_row_set_t *set, const model_t *model, uint64_
     }
     EXPECT(mem_row_set_changed_keys(set, &model->keys, after) == first);
     free(found);
+    mem_row_set_t *own = mem_row_set_create(model->keys.width);
+    const mem_entry_t *changed = mem_row_set_changed_of(set, own, after);
+    EXPECT(own != NULL && changed == NULL);
+    EXPECT(mem_row_set_put_many(own, &model->keys, 1, NULL, NULL) == STATUS_OK);
+    changed = mem_row_set_changed_of(set, own, after);
+    EXPECT((changed == NULL) == (first < 0));
+    if (changed != NULL) {
+        const slice_t key = keys_at(&model->keys, (uint32_t)first);
+        EXPECT(changed->key_len == key.len);
+        EXPECT(compare_bytes(changed->row - key.len, key.data, key.len) == 0);
+    }
+    mem_row_set_destroy(own);
 }
 
 /* In calls of a few entries each, as a reader beside a writer may have to. */

@@ -250,3 +250,19 @@ def test_readers_beside_the_writer():
     for reader in readers:
         reader.join()
     assert not wrong
+
+
+def test_the_keys_of_another_set_that_changed() -> None:
+    committed, own = MemRowSet(0), MemRowSet(0)
+    for key, stamp in ((b"a", 3), (b"b", 7), (b"b", 9), (b"d", 8)):
+        committed.put(key, stamp, b"")
+    for key in (b"a", b"b", b"c", b"d"):
+        own.put(key, 1, None)
+    own.put(b"b", 2, b"row")
+    answers = [committed.changed_of(own, after) for after in (2, 3, 8, 9)]
+    assert answers == [b"a", b"b", b"b", None]
+    assert committed.changed_of(MemRowSet(0), 0) is None
+    with pytest.raises(TypeError, match="a MemRowSet is needed"):
+        committed.changed_of(b"a", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes 2 arguments"):
+        committed.changed_of(own)  # type: ignore[call-arg]

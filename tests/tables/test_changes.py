@@ -17,6 +17,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv import core
+from txnkv.coordinator import Timestamp
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.commit import conflicts
 from txnkv.tables.read_set import ReadSet
@@ -103,6 +104,17 @@ def test_changes_are_found(
     assert changed([id for id in range(300) if id not in ids]) is None
     assert changed(range(300), after) is None
     assert changed([]) is None
+
+    def changed_of(asked: Any, since: int = before) -> bytes | None:
+        own = core.MemRowSet(tablet.codec.width)
+        for id in asked:
+            own.put(_keys(tablet, [id]).key(0), 1, None)
+        return conflicts.changed_of(tablet, own, Timestamp(since))
+
+    assert changed_of(range(300)) == _key(tablet, ids[0])
+    assert changed_of([id for id in range(300) if id not in ids]) is None
+    assert changed_of(range(300), after) is None
+    assert changed_of([]) is None
     pin.close()
 
 

@@ -34,6 +34,8 @@ class MemRowSet(MemRowSetBase):
                                  a set of another width
         serialize()              the newest entry of each key, without stamps; nobody writes
                                  meanwhile. CoreError: it would reach 4 GiB
+        changed_of(own, after)   the first key of the set `own` that has an entry above `after`
+                                 here; None when there is none
         copy(after, upto)        a set of the entries with after < stamp <= upto
     """
 

@@ -20,7 +20,7 @@ catalog by its version, locks by whether there are any, keys by the latest commi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import apsw
 
@@ -38,7 +38,14 @@ from txnkv.errors import TransactionConflictError, TransactionLockedError, Trans
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import KIND, RowSetInfo, Tablet, TabletState, until_there
+from txnkv.tables.tablets import (
+    EVERY_STAMP,
+    KIND,
+    RowSetInfo,
+    Tablet,
+    TabletState,
+    until_there,
+)
 
 
 def changed(tablet: Tablet, keys: core.Keys, after: int, upto: Timestamp) -> bytes | None:
@@ -65,6 +72,14 @@ def changed(tablet: Tablet, keys: core.Keys, after: int, upto: Timestamp) -> byt
         return found
 
     return until_there(look, tablet.reload)
+
+
+def changed_of(tablet: Tablet, own: core.MemRowSet, after: Timestamp) -> bytes | None:
+    """The first key of a transaction's own rows that was changed with a stamp above `after`."""
+    state = tablet.state(after)  # memory has all of the log: to ask for more would be a look
+    if state.newest <= after:
+        return state.memory.changed_of(own, after)
+    return changed(tablet, own.select(None, None, 0, EVERY_STAMP).keys, after, after)
 
 
 def changed_range(
@@ -178,17 +193,17 @@ class Validation:
         catalog: a version of the catalog in which the tables were live.
         reads: what it read, of a serializable one.
         tablets: those that it writes to, by id.
-        written: gives the keys, ascending, by tablet.
+        memories: what it writes there.
     """
 
     __slots__ = (
         "_catalog",
+        "_memories",
         "_reads",
         "_row",
         "_tables",
         "_tablets",
         "_transactional",
-        "_written",
     )  # fmt: skip
 
     def __init__(
@@ -199,7 +214,7 @@ class Validation:
         catalog: int | None,
         reads: ReadSet | None,
         tablets: Mapping[int, Tablet],
-        written: Callable[[], Iterable[tuple[Tablet, core.Keys]]],
+        memories: Mapping[int, core.MemRowSet],
     ) -> None:
         self._tables = tables
         self._row = row
@@ -207,7 +222,7 @@ class Validation:
         self._catalog = catalog
         self._reads = reads
         self._tablets = tablets
-        self._written = written
+        self._memories = memories
 
     def __call__(self, cur: apsw.Cursor, latest: Timestamp) -> None:
         """Validate.
@@ -231,11 +246,10 @@ class Validation:
             _refuse_locked(cur, row if self._transactional else None, list(self._tablets))
         since = row.snapshot_ts
         if latest > since:
-            # Memory has all up to `latest`; to ask for it would make the log look once more.
-            for tablet, keys in self._written():
-                key = changed(tablet, keys, since, since)
+            for id, own in self._memories.items():
+                key = changed_of(self._tablets[id], own, since)
                 if key is not None:
-                    raise _conflict(tablet, key)
+                    raise _conflict(self._tablets[id], key)
             if self._reads is not None:
                 refuse_dropped(self._tables, self._reads, cur)
                 validate_reads(self._tables, self._reads, since, since)

@@ -91,6 +91,11 @@ class TabletState:
         """The highest insert stamp of all; 0 when there are no row sets."""
         return max((i.stamp for i in self.infos if i.stamp is not None), default=Timestamp(0))
 
+    @cached_property
+    def newest(self) -> int:
+        """The highest stamp of an insert or a delete in a row set; 0 when there are none."""
+        return max((max(i.stamp or 0, i.max_delete) for i in self.infos), default=0)
+
     def steps(self, snapshot: int) -> tuple[Step, ...]:
         """The row sets that a snapshot sees, in the order in which a key is looked for."""
         return self.every_step if snapshot >= self.highest else _steps(*self.seen_at(snapshot))

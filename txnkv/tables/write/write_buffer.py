@@ -82,7 +82,6 @@ class SmallWrites:
     _rows = 0
     _bytes = 0
     _catalog: int | None = None
-    _lone: bytes | None = None
     _replaces = False
     too_large = False
 
@@ -119,7 +118,6 @@ class SmallWrites:
         After an error nothing of it counts.
         """
         view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
-        self._lone = None
         # All of it is looked up before any of it is written.
         for part in mutations.evaluate(self._tables, table, view, batch, op, outcome):
             self._statements += 1
@@ -189,7 +187,6 @@ class SmallWrites:
         if not done:
             return False
         self._statements = number
-        self._lone = None
         self._count(1, done >> 2)
         what = done & 3
         if what == _INSERTED:
@@ -276,7 +273,6 @@ class SmallWrites:
 
     def _put(self, tablet: Tablet, key: bytes, row: bytes | None) -> None:
         self._statements = number = self._statements + 1
-        self._lone = key if number == 1 else None
         memory = self.memories.get(tablet.id)
         if memory is None:
             memory = self._of(tablet)
@@ -325,18 +321,10 @@ class SmallWrites:
             self._catalog,
             self._reads,
             self._tablets,
-            self._written,
+            self.memories,
         )
         made: SmallCommit = commit_of((self._row.txn_id, sections, validation, None, 0))
         return made
-
-    def _written(self) -> Iterator[tuple[Tablet, core.Keys]]:
-        if self._lone is not None:
-            for tablet in self._tablets.values():
-                yield tablet, core.Keys.one(self._lone)
-            return
-        for id, memory in self.memories.items():
-            yield self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys
 
     # -- outgrowing --------------------------------------------------------------------
 
