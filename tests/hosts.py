@@ -26,6 +26,7 @@ QUICK = {
     "client.test_one_row": {},
 }
 SLOW = {
+    "client.test_group_consumer": {},
     "client.test_operations": {},
     "client.test_sessions": {
         "test_an_abandoned_background_session_does_not_flush": INSIDE,

@@ -5,6 +5,7 @@ from txnkv.client import Client as Client
 from txnkv.client import CompactReport as CompactReport
 from txnkv.client import Consumer as Consumer
 from txnkv.client import DiffToken as DiffToken
+from txnkv.client import GroupConsumer as GroupConsumer
 from txnkv.client import Index as Index
 from txnkv.client import Producer as Producer
 from txnkv.client import Snapshot as Snapshot

@@ -141,6 +141,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "{'who': 'ann', 'n': 2} 5 None",
         "0 3",
         "b'welcome' None",
+        "5 [0, 1] [0, 1]",
         "['loaded', 'loaded', 'there already', 'loaded', 'there already'] 3",
         "True",
         "1",

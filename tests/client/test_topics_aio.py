@@ -202,6 +202,33 @@ def test_waiting_ends_when_something_comes_or_the_time_is_over(run: Any) -> None
     run(work)
 
 
+def test_a_member_of_a_group(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        async with await client.consumer(topic, group="g") as member:
+            waiting = asyncio.ensure_future(member.poll(timeout=30))
+            async with client.transaction() as txn:
+                await txn.send(topic, b"a")
+            assert [message.value for message in await waiting] == [b"a"]
+            async with client.transaction() as txn:
+                await member.commit(txn)
+                await txn.send(topic, b"b")
+            assert [message.value for message in await member.poll(timeout=30)] == [b"b"]
+            cancelled = asyncio.ensure_future(member.poll(timeout=30))
+            await asyncio.sleep(0.02)
+            cancelled.cancel()
+            assert member.blocking.group == "g"
+            assert (await member.committed(), await member.position(0)) == ({0: 1}, 2)
+            await member.commit()
+            assert await member.committed() == {0: 2}
+            await member.seek(0, 1)
+            assert [message.value for message in await member.poll(timeout=30)] == [b"b"]
+            await member.rewind()
+            assert (member.partitions, await member.lag()) == ([0], 0)
+
+    run(work)
+
+
 def test_a_producer(run: Any) -> None:
     async def work(client: AsyncClient) -> None:
         topic = await client.create_topic("events")

@@ -40,7 +40,7 @@ TWINS = [
 ]
 
 AS_THEY_ARE = {
-    "Client": "run transaction",
+    "Client": "consumer run transaction",
     "Table": "close dataset",
     "Scan": "to_pandas to_polars",
     "Snapshot": "get get_by get_many scan timestamp",

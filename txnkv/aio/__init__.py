@@ -21,6 +21,7 @@ a thread, and makes the twin of a method.
 from txnkv.aio.async_client import AsyncClient as AsyncClient
 from txnkv.aio.async_client import connect as connect
 from txnkv.aio.async_handles import AsyncConsumer as AsyncConsumer
+from txnkv.aio.async_handles import AsyncGroupConsumer as AsyncGroupConsumer
 from txnkv.aio.async_handles import AsyncProducer as AsyncProducer
 from txnkv.aio.async_handles import AsyncScan as AsyncScan
 from txnkv.aio.async_handles import AsyncSession as AsyncSession

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from txnkv.aio.async_handles import (
+    AsyncGroupConsumer,
     AsyncSession,
     AsyncSnapshot,
     AsyncTable,
@@ -85,6 +86,7 @@ class AsyncClient(ClosingWrapper[Client]):
     create_topic = twin(Client.create_topic, AsyncTopic)
     topic = twin(Client.topic, AsyncTopic)
     topics = twin(Client.topics)
+    consumer = twin(Client.consumer, AsyncGroupConsumer)
     drop_topic = twin(Client.drop_topic)
 
     new_transaction = twin(Client.new_transaction, AsyncTransaction)

@@ -14,7 +14,16 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, twin
-from txnkv.client import Consumer, Index, Producer, Snapshot, Subscription, Table, Topic
+from txnkv.client import (
+    Consumer,
+    GroupConsumer,
+    Index,
+    Producer,
+    Snapshot,
+    Subscription,
+    Table,
+    Topic,
+)
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
 from txnkv.tables import Schema, TableInfo
@@ -32,7 +41,7 @@ from txnkv.transaction import (
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Session | Transaction)
-C = TypeVar("C", bound=Consumer | Subscription | Producer)
+C = TypeVar("C", bound=Consumer | GroupConsumer | Subscription | Producer)
 
 _SLICE: Final = 0.1
 
@@ -333,6 +342,37 @@ class AsyncConsumer(_Held[Consumer]):
         while True:
             for message in await self.poll():
                 yield message
+
+
+class AsyncGroupConsumer(_Held[GroupConsumer]):
+    """See `txnkv.GroupConsumer`. Belongs to one task at a time."""
+
+    partitions: Same[list[int]] = Same()
+    position = twin(GroupConsumer.position, by="_waiting.now")
+    seek = twin(GroupConsumer.seek, by="_waiting.now")
+    rewind = twin(GroupConsumer.rewind, by="_waiting.now")
+    committed = twin(GroupConsumer.committed)
+    lag = twin(GroupConsumer.lag, by="_waiting.now")
+
+    def __init__(self, consumer: GroupConsumer, calls: Calls) -> None:
+        super().__init__(consumer, calls)
+        self._waiting = _Waiting(self._turn, consumer.unpoll)
+
+    async def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
+        """The next messages of its partitions; none when the time is over."""
+        poll = self.blocking.poll
+        return await self._waiting(
+            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
+        )
+
+    async def commit(self, txn: AsyncTransaction | None = None) -> None:
+        """Commit the positions behind all that was given, with a transaction or at once."""
+        commit = self.blocking.commit
+        if txn is None:
+            await self._waiting.now(commit)
+        else:
+            blocking = txn.blocking
+            await txn._turn(self._waiting._settled, commit, blocking)
 
 
 class AsyncSubscription(_Held[Subscription]):

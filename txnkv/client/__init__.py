@@ -3,6 +3,7 @@
 opening                               the way in
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
+group_consumer, group_members         who shares the partitions of a topic with others
 attempts                              transactions of one `run`, and those that have a name
 replica, admin                        copies of topics; a whole store seen, checked and compacted
 indexes                               made, filled, compared with their tables
@@ -31,6 +32,13 @@ from txnkv.client.client import Client as Client
 from txnkv.client.consumer import Consumer as Consumer
 from txnkv.client.dump_files import DumpReport as DumpReport
 from txnkv.client.dump_files import dump as dump
+from txnkv.client.group_consumer import GroupConsumer as GroupConsumer
+from txnkv.client.group_members import MEMBERS_TABLE as MEMBERS_TABLE
+from txnkv.client.group_members import OFFSETS_TABLE as OFFSETS_TABLE
+from txnkv.client.group_members import Membership as Membership
+from txnkv.client.group_members import has_lease as has_lease
+from txnkv.client.group_members import key_of as key_of
+from txnkv.client.group_members import offsets_table as offsets_table
 from txnkv.client.indexes import Index as Index
 from txnkv.client.opening import connect as connect
 from txnkv.client.planning import Planning as Planning

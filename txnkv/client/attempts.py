@@ -32,7 +32,6 @@ from txnkv.coordinator import Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     ProducerFencedError,
-    TableExistsError,
     TransactionConflictError,
     TxnkvError,
     TxnNotFoundError,
@@ -88,12 +87,8 @@ def names_table(connection: Connection) -> Table:
     """
     engine = connection.instance.engine
     found = engine.find(NAMES_TABLE)
-    while found is None:
-        partitioning = Partitioning.of(_NAMES, None)
-        try:
-            found = engine.create(NAMES_TABLE, _NAMES, partitioning)
-        except TableExistsError:
-            found = engine.alike(NAMES_TABLE, _NAMES, partitioning, evolve=False)
+    if found is None:
+        found = engine.provide(NAMES_TABLE, _NAMES, Partitioning.of(_NAMES, None))
     return Table(connection, found)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.attempts import Attempts, begin_transaction, run
 from txnkv.client.backup import BackupReport, back_up
+from txnkv.client.group_consumer import GroupConsumer, GroupOptions
 from txnkv.client.indexes import Index, columns_of, create_index, drop_index
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
@@ -25,7 +26,7 @@ from txnkv.coordinator import (
     applications,
     repair_clock,
 )
-from txnkv.errors import TableExistsError, TableNotFoundError, TopicNotFoundError
+from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
 from txnkv.tables import PartitionBy, Partitioning, Schema
@@ -97,8 +98,7 @@ class Client(Connection, Closing):
                 nullable, add those that are the last ones here, nullable or with a default.
 
         Raises:
-            TableExistsError: the name is taken (with exists_ok or evolve: by a table that is
-                different; the message names how).
+            TableExistsError: the name is taken (with exists_ok, evolve: by a different table).
             SchemaError: the partitioning does not fit the schema.
         """
         self.require_writable()
@@ -108,15 +108,9 @@ class Client(Connection, Closing):
             raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
         partitioning = Partitioning.of(schema, partition_by)
         engine = self.instance.engine
-        while True:
-            try:
-                return Table(self, engine.create(name, schema, partitioning))
-            except TableExistsError:
-                if not (exists_ok or evolve):
-                    raise
-            found = engine.alike(name, schema, partitioning, evolve=evolve)
-            if found is not None:  # else it was dropped meanwhile
-                return Table(self, found)
+        if exists_ok or evolve:
+            return Table(self, engine.provide(name, schema, partitioning, evolve=evolve))
+        return Table(self, engine.create(name, schema, partitioning))
 
     def table(self, name: str) -> Table:
         """The table of this name.
@@ -265,8 +259,7 @@ class Client(Connection, Closing):
 
         Raises:
             NotSupportedError: compaction with buffer="sidecar".
-            TopicExistsError: the name is taken (with exists_ok: by a topic that is different; the
-                message names how).
+            TopicExistsError: the name is taken (with exists_ok: by a different topic).
             SchemaError: a column of values has a type, name or default that it cannot have.
             ValueError: an argument makes no sense.
         """
@@ -294,6 +287,14 @@ class Client(Connection, Closing):
         """
         self.require_open()
         return Topic(self, self.instance.topics.get(name))
+
+    def consumer(self, topic: AnyTopic, group: str, **rest: Unpack[GroupOptions]) -> GroupConsumer:
+        """A member of a group: it reads its share of a topic's partitions, each of which is one
+        live member's, and commits the group's positions. See `GroupConsumer`, which has the rest.
+        """
+        self.require_writable()
+        found = self.topic(topic if isinstance(topic, str) else topic.info.name)
+        return GroupConsumer(self, found, group, **rest)
 
     @shielded
     def topics(self) -> list[str]:
@@ -523,10 +524,10 @@ class Client(Connection, Closing):
 
     @shielded
     def repair_clock(self) -> Timestamp:
-        """Set the store's clock to this machine's, where that is ahead; it never goes back.
+        """Set the store's clock to this machine's, where that is ahead; return its last timestamp.
 
         Needed once, when a store was not used for more than ten years: commits are refused until
-        then, for the machine's clock might be wrong. Returns the store's last timestamp.
+        then, for the machine's clock might be wrong. It never goes back.
         """
         self.require_writable()
         with self.instance.store.status.write() as cur:

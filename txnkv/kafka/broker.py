@@ -7,7 +7,7 @@
 It opens the store as any process does, and holds nothing that has to outlive it: what was
 acknowledged is in the store, in topics and in two tables that any client reads:
 
-    kafka_offsets      group, topic, partition -> committed offset
+    kafka_offsets      group, topic, partition -> committed offset, of Python's groups too
     transaction_names  transactional id -> producer id, epoch, its last transaction, which the next
                        server goes on with
 """
@@ -22,34 +22,21 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from txnkv.client import Client, Table
+from txnkv.client import Client, Table, offsets_table
 from txnkv.client import connect as connect_here
 from txnkv.errors import AuthenticationError, TopicNotFoundError
 from txnkv.kafka.answer_codes import Code, KafkaError
 from txnkv.kafka.consumer_groups import Groups
-from txnkv.kafka.transactional_ids import OFFSETS_TABLE, TransactionalIds
+from txnkv.kafka.transactional_ids import TransactionalIds
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.remote import Right
 from txnkv.server import EVERYBODY, About, ScramExchange, User, Users
 from txnkv.storage import new_condition, new_event, new_lock
-from txnkv.tables import Schema
 from txnkv.topics import Partition, Sender, TopicEngine, TopicInfo
 from txnkv.transaction import Transaction
 
 NODE: Final = 0
 """The number of the one broker."""
-
-_OFFSETS: Final = Schema(
-    {
-        "group": "string",
-        "topic": "string",
-        "partition": "int32",
-        "offset": "int64",
-        "metadata": "string?",
-        "committed": "timestamp[us, tz=UTC]",
-    },
-    primary_key=["group", "topic", "partition"],
-)
 
 _WORK_BYTES: Final = 256 << 20
 
@@ -248,7 +235,7 @@ class Broker:
         """The table of committed offsets; made at the first use."""
         with self._making:
             if self._offsets is None:
-                self._offsets = self.client.create_table(OFFSETS_TABLE, _OFFSETS, exists_ok=True)
+                self._offsets = offsets_table(self.client)
             return self._offsets
 
     def forget_offsets(self, group: str) -> None:

@@ -129,15 +129,13 @@ def leave(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any
 
 # -- offsets ---------------------------------------------------------------------------
 
-_Commit = tuple[OffsetKey, tuple[Any, ...]]
+_Commits = dict[OffsetKey, dict[str, Any]]
 _Refused = dict[tuple[str, int], Code]
 
 
-def _committed(
-    broker: Broker, peer: Peer, body: Mapping[str, Any]
-) -> tuple[list[_Commit], _Refused]:
+def _committed(broker: Broker, peer: Peer, body: Mapping[str, Any]) -> tuple[_Commits, _Refused]:
     """The rows of what is committed, and the partitions of which nothing can be."""
-    rows: list[_Commit] = []
+    rows: _Commits = {}
     refused: _Refused = {}
     now = datetime.now(UTC)
     for topic in body["topics"]:
@@ -152,7 +150,9 @@ def _committed(
                 refused[place] = code_of(error)[0]
                 continue
             key = (body["group_id"], *place)
-            rows.append((key, (each["committed_offset"], text, now)))
+            row = dict(zip(("group", "topic", "partition"), key, strict=True))
+            rest = {"offset": each["committed_offset"], "metadata": text, "committed": now}
+            rows[key] = row | rest
     return rows, refused
 
 
@@ -184,8 +184,8 @@ def commit(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, An
         table = broker.offsets
 
         def write(txn: Any) -> None:
-            for key, rest in rows:
-                txn.upsert(table, (*key, *rest))
+            for row in rows.values():
+                txn.upsert(table, row)
 
         member = body["member_id"], body.get("group_instance_id")
         generation = body["generation_id_or_member_epoch"]

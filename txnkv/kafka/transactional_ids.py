@@ -28,7 +28,7 @@ earlier epoch is refused; and none takes a transaction from another that is runn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +37,7 @@ import pyarrow as pa
 
 from txnkv.client import (
     NAMES_TABLE,
+    OFFSETS_TABLE,
     Claim,
     Client,
     Table,
@@ -59,7 +60,6 @@ from txnkv.topics import Partition, TopicInfo, append, open_in, outbox, producer
 from txnkv.transaction import ROLLED_BACK, Transaction, TxnContext
 
 _VIA: Final = "kafka"
-OFFSETS_TABLE: Final = "kafka_offsets"
 MOST_TIMEOUT_MILLIS: Final = 900_000
 
 _ENDED: Final = (InvalidTxnStateError, TransactionTimedOutError, TxnNotFoundError)
@@ -395,7 +395,7 @@ class TransactionalIds:
         return first
 
     def commit_offsets(
-        self, named: Named, table: Table, rows: Sequence[tuple[OffsetKey, tuple[Any, ...]]]
+        self, named: Named, table: Table, rows: Mapping[OffsetKey, Mapping[str, Any]]
     ) -> None:
         """Write rows of `kafka_offsets` in the open transaction.
 
@@ -406,10 +406,10 @@ class TransactionalIds:
         with producer.lock:
             producer.require(named)
             with self._open(producer) as txn:
-                for key, rest in rows:
-                    txn.upsert(table, (*key, *rest))
+                for row in rows.values():
+                    txn.upsert(table, row)
                 txn.flush()
-            producer.offsets |= {key for key, _ in rows}
+            producer.offsets |= rows.keys()
 
     def pending(self) -> frozenset[OffsetKey]:
         """Return the offsets that open transactions have. Who reads offsets asks before."""

@@ -20,7 +20,12 @@ from txnkv.coordinator import (
     remove_strays,
     status_table,
 )
-from txnkv.errors import HistoryExpiredError, SchemaError, TableNotFoundError
+from txnkv.errors import (
+    HistoryExpiredError,
+    SchemaError,
+    TableExistsError,
+    TableNotFoundError,
+)
 from txnkv.storage import INDEXES, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
@@ -61,10 +66,10 @@ class TableEngine(Tables):
         with self.store.status.write() as cur:
             return table_catalog.create(cur, name, schema, partitioning)
 
-    def alike(
-        self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool
-    ) -> TableInfo | None:
-        """Return the table of this name; None when there is none.
+    def provide(
+        self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool = False
+    ) -> TableInfo:
+        """Return the table of this name, which is made where there is none.
 
         Args:
             evolve: add columns that it has not, where nothing else differs.
@@ -72,6 +77,17 @@ class TableEngine(Tables):
         Raises:
             TableExistsError: it was made otherwise.
         """
+        while True:
+            try:
+                return self.create(name, schema, partitioning)
+            except TableExistsError:
+                found = self._alike(name, schema, partitioning, evolve=evolve)
+                if found is not None:  # else it was dropped meanwhile
+                    return found
+
+    def _alike(
+        self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool
+    ) -> TableInfo | None:
         found = self.find(name)
         if found is None or not evolve:
             if found is not None:

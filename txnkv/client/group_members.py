@@ -1,0 +1,239 @@
+"""Members of consumer groups, as rows of a table, each alive while its lease is.
+
+A member's lease is a transaction that writes nothing. It has heartbeats, so that it ends a
+keepalive time after its process does; and a timeout, so that a member that does not say for so long
+that it is there is out. It is replaced before half of that is over, and so keeps no history for
+longer.
+
+Who finds the lease of a row ended deletes the row, if it is as it was found. A number is never
+given again: who was out for a while comes back as another member.
+
+The rows of a Python member name the topic that it reads. A server for Kafka's clients has one row
+for all members of a group that have come to it, with no topic: it knows by itself who they are
+and what each reads. A group has members of one of the two kinds, and of one server.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from txnkv.client.table import Table
+from txnkv.coordinator import TxnId, TxnState
+from txnkv.errors import (
+    InvalidTxnStateError,
+    TableNotFoundError,
+    TxnkvError,
+    TxnNotFoundError,
+    UnavailableError,
+)
+from txnkv.storage import clock
+from txnkv.tables import Schema
+from txnkv.transaction import Isolation, Transaction
+
+MEMBERS_TABLE: Final = "group_members"
+OFFSETS_TABLE: Final = "kafka_offsets"
+_MEMBERS: Final = Schema(
+    {
+        "group": "string",
+        "topic": "string",
+        "member": "int64",
+        "lease": "string",
+        "process": "string",
+        "joined": "timestamp[us, tz=UTC]",
+    },
+    primary_key=["group", "topic", "member"],
+)
+_OFFSETS: Final = Schema(
+    {
+        "group": "string",
+        "topic": "string",
+        "partition": "int32",
+        "offset": "int64",
+        "metadata": "string?",
+        "committed": "timestamp[us, tz=UTC]",
+        "member": "int64?",
+    },
+    primary_key=["group", "topic", "partition"],
+)
+
+Row = dict[str, Any]
+
+
+class GroupClient(Protocol):
+    """A `Client`, as far as groups need it."""
+
+    def create_table(self, name: str, schema: Schema, *, evolve: bool) -> Table:
+        """See `Client.create_table`."""
+
+    def table(self, name: str) -> Table:
+        """See `Client.table`."""
+
+    def new_transaction(self, timeout: float | None) -> Transaction:
+        """See `Client.new_transaction`."""
+
+    def run(self, fn: Callable[[Transaction], Any], *, isolation: Isolation = "snapshot") -> Any:
+        """See `Client.run`."""
+
+    def transaction_state(self, id: int) -> TxnState:
+        """See `Client.transaction_state`."""
+
+    @property
+    def keepalive_time(self) -> float:
+        """Seconds without heartbeats after which a transaction ends."""
+
+
+def offsets_table(client: GroupClient) -> Table:
+    """Return the table of positions; it is made at its first use."""
+    with suppress(TableNotFoundError):
+        found = client.table(OFFSETS_TABLE)
+        if "member" in found.schema.names:
+            return found
+    return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
+
+
+def members_table(client: GroupClient) -> Table:
+    """Return the table of members; it is made at its first use."""
+    with suppress(TableNotFoundError):
+        return client.table(MEMBERS_TABLE)
+    return client.create_table(MEMBERS_TABLE, _MEMBERS, evolve=True)
+
+
+def key_of(row: Row) -> tuple[str, str, int]:
+    """The key of a member's row."""
+    return row["group"], row["topic"], row["member"]
+
+
+class Membership:
+    """A member's row and lease.
+
+    Args:
+        client: of the store.
+        group: its name.
+        topic: what it reads; "" for the members that a server knows.
+        seconds: a member that does not `renew` for so long is out.
+        is_live: tells whether a row's member is alive.
+
+    Attributes:
+        number: of the member.
+    """
+
+    def __init__(
+        self,
+        client: GroupClient,
+        group: str,
+        topic: str,
+        seconds: float,
+        is_live: Callable[[GroupClient, Row], bool] | None = None,
+    ) -> None:
+        self._client = client
+        self._group, self._topic, self._seconds = group, topic, seconds
+        self._is_live = is_live or has_lease
+        self._table = members_table(client)
+        self._lease: Transaction | None = None
+        self._renewed = 0
+        self.number = -1
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The key of its row."""
+        return self._group, self._topic, self.number
+
+    def _begin_lease(self) -> Transaction:
+        lease = self._client.new_transaction(timeout=self._seconds)
+        lease.serialize()  # so that others know of it
+        return lease
+
+    def join(self) -> None:
+        """Be a member, under a new number.
+
+        Raises:
+            UnavailableError: the group has members of the other kind.
+        """
+        self.end()
+        lease = self._begin_lease()
+        number = self._table.next_id()
+        process = f"{platform.node()}:{os.getpid()}"
+        own = (self._group, self._topic, number, str(int(lease.id)), process, datetime.now(UTC))
+
+        def enter(txn: Transaction) -> None:
+            for row in txn.scan(self._table, where=[("group", "=", self._group)]):
+                if not self._is_live(self._client, row):
+                    txn.delete(self._table, key_of(row))
+                elif "" in (row["topic"], self._topic):
+                    raise UnavailableError(
+                        f"group {self._group!r} has members of another kind, or server: "
+                        f"{row['process']}, since {row['joined']:%Y-%m-%d %H:%M:%S} UTC. Take "
+                        "another group, or wait until they have left"
+                    )
+            txn.insert(self._table, own)
+
+        try:
+            self._client.run(enter, isolation="serializable")
+        except BaseException:
+            lease.rollback()
+            raise
+        self._lease, self.number = lease, number
+        self._renewed = clock.monotonic_micros()
+
+    def renew(self) -> bool:
+        """Say that it is there; False: it was taken for dead."""
+        now = clock.monotonic_micros()
+        if now - self._renewed < self._seconds * 1e6 / 2:
+            return True
+        lease = self._begin_lease()
+
+        def change(txn: Transaction) -> bool:
+            row = txn.get(self._table, self.key)
+            if row is None or not self._is_live(self._client, row):
+                return False
+            txn.upsert(self._table, {**row, "lease": str(int(lease.id))})
+            return True
+
+        try:
+            renewed: bool = self._client.run(change)
+        except BaseException:
+            lease.rollback()
+            raise
+        if not renewed:
+            lease.rollback()
+            return False
+        self.end()
+        self._lease, self._renewed = lease, now
+        return True
+
+    def live(self, txn: Transaction) -> list[int]:
+        """The numbers of the live members of its group and topic, as they came; in a transaction
+        that deletes the rows of others.
+        """
+        found = []
+        where = [("group", "=", self._group), ("topic", "=", self._topic)]
+        for row in txn.scan(self._table, where=where):
+            if self._is_live(self._client, row):
+                found.append((row["joined"], row["member"]))
+            else:
+                txn.delete(self._table, key_of(row))
+        return [number for _, number in sorted(found)]
+
+    def leave(self, txn: Transaction) -> None:
+        """Be no member any more, with a transaction; then `end` the lease."""
+        txn.delete_ignore(self._table, self.key)
+
+    def end(self) -> None:
+        """End the lease: whoever looks takes it for dead."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with suppress(TxnkvError):  # it has ended, or ends by itself
+                lease.rollback()
+
+
+def has_lease(client: GroupClient, row: Row) -> bool:
+    """Tell whether a member's lease is open."""
+    try:
+        return client.transaction_state(TxnId(int(row["lease"]))) is TxnState.OPEN
+    except (TxnNotFoundError, InvalidTxnStateError):  # of before a restore, too
+        return False
