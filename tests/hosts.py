@@ -68,7 +68,7 @@ SLOW = {
         "test_window_shows_what_is_there": INSIDE,
     },
     "spark.test_stream_queries": {},
-    "spark.test_stream_writing": {},
+    "spark.test_stream_writing": {"test_a_committer_is_killed": FAULT},
     "spark.test_topic_losses": {
         "test_enforced_retention_is_seen": INSIDE,
         "test_a_store_that_was_restored_to_the_past": REPLACED,

@@ -278,12 +278,12 @@ o.poll(timeout=0.0)
 o.close()
 o.close()
 o.poll(timeout=0.0)
-q = c.consumer(e, group="q")
-len(q.poll(max_messages=9, timeout=0.0))
-q.partitions
-q.commit()
-q.committed()
-q.close()
+a = c.consumer(e, group="q")
+len(a.poll(max_messages=9, timeout=0.0))
+a.partitions
+a.commit()
+a.committed()
+a.close()
 c.consumer("nope", group="q")
 c.consumer(e, group="")
 c.drop_table("group_members")
@@ -427,7 +427,7 @@ def _plain(value: Any) -> Any:
         return kind
     if isinstance(value, txnkv.Timestamp | datetime) or type(value).__name__ == "TxnId":
         return type(value).__name__
-    if isinstance(value, Exception):
+    if isinstance(value, Exception | txnkv.GroupConsumer):
         return type(value).__name__
     if isinstance(value, txnkv.Message):
         return "Message", value.partition, value.offset, value.key, value.value, value.headers

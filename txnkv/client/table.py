@@ -156,7 +156,8 @@ class Table(Closing):
 
     def _now(self) -> TableInfo:
         with suppress(TableNotFoundError, ClosedError):
-            self.info = self._engine().current(self.info)
+            self._connection.require_open()
+            self.info = self._connection.instance.engine.current(self.info)
         return self.info
 
     @shielded

@@ -110,10 +110,6 @@ class RemoteClient(RemoteHandle, Client):
         return ["h", 0]
 
     @property
-    def channel(self) -> Channel:
-        return self._channel
-
-    @property
     def path(self) -> str:
         return self._channel.address
 

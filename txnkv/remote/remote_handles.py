@@ -65,7 +65,7 @@ class RemoteHandle:
     @property
     def channel(self) -> Channel:
         """The way to the server."""
-        found: Channel = self._connection.channel
+        found: Channel = self._connection._channel
         return found
 
     def reference(self) -> list[Any]:

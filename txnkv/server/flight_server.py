@@ -204,19 +204,20 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             if guest.wait(answer, _WORKING_SECONDS):
                 return iter([_part(guest, answer.values, answer.error)])
             return iter([pack({"server": guest.birth, "values": [], "at": 0, "working": True})])
-        parts = self._worked(guest, body, answer)
+        parts = self._worked(guest, body, answer, apart)
         # One part is worked out here: gRPC enters Python anew for each step of a generator.
         return parts if apart else iter(list(parts))
 
-    def _worked(self, guest: Guest, body: dict[str, Any], answer: Answer) -> Iterator[bytes]:
+    def _worked(
+        self, guest: Guest, body: dict[str, Any], answer: Answer, apart: bool
+    ) -> Iterator[bytes]:
+        """Make the calls; `apart`: the values so far are told before a commit."""
         told = 0
         heard = True
-        apart = False
         guest.work(1)
         try:
             for content in body["first"]:
                 answer.values.append(self._first(guest, content))
-                apart = apart or _begins_without_id(content)
             for content in body["calls"]:
                 call = prepared(guest, content)
                 if apart and call.name in ("commit", "commits"):
