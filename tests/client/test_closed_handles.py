@@ -29,7 +29,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "table": ("t",), "tables": (), "drop_table": ("t",), "recall_table": ("t",),
         "table_info": ("t",), "writer": ("t",), "create_topic": ("n",),
         "topic": ("e",), "topics": (), "drop_topic": ("e",), "topic_info": ("e",),
-        "new_transaction": (),
+        "consumer": ("e", "g"), "new_transaction": (),
         "transaction": (), "run": (lambda txn: None,), "new_session": (),
         "transaction_state": (1,), "transactions": (), "abort_transaction": (1,),
         "keep_transaction_alive": (1,), "snapshot": (),
