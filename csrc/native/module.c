@@ -12,7 +12,10 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 
 static int fill(PyObject *module) {
     if (add_type(module, "Handlers", &handlers_spec) < 0) return -1;
+    if (add_type(module, "IdSet", &ids_spec) < 0) return -1;
+    if (add_type(module, "Holding", &holding_spec) < 0) return -1;
     if (add_type(module, "MemRowSet", &mem_set_spec) < 0) return -1;
+    if (add_type(module, "PinSet", &pins_spec) < 0) return -1;
     if (add_type(module, "Published", &published_spec) < 0) return -1;
     if (add_type(module, "Reader", &reader_spec) < 0) return -1;
     if (add_type(module, "RowCheck", &row_check_spec) < 0) return -1;

@@ -6,12 +6,21 @@
 #include <Python.h>
 
 extern PyType_Spec handlers_spec;
+extern PyType_Spec ids_spec;
+extern PyType_Spec holding_spec;
 extern PyType_Spec mem_set_spec;
+extern PyType_Spec pins_spec;
 extern PyType_Spec published_spec;
 extern PyType_Spec reader_spec;
 extern PyType_Spec row_check_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec words_spec;
+
+/* Whether an object is Words that have a word, else -1 with an error set; then what it is, and a
+ * new value. */
+int words_check(PyObject *object, Py_ssize_t word);
+uint64_t words_at(PyObject *object, size_t word);
+void words_put(PyObject *object, size_t word, uint64_t value);
 
 /* The set of a MemRowSet; NULL with an error set when it is none. */
 struct mem_row_set *mem_set_of(PyObject *object);

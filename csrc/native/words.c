@@ -34,6 +34,26 @@ static void words_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+int words_check(PyObject *object, Py_ssize_t word) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) != (void *)words_new) {
+        PyErr_Format(PyExc_TypeError, "Words are needed, not %R", object);
+        return -1;
+    }
+    if (word >= 0 && word < ((words_t *)object)->buffer.len / 8) return 0;
+    PyErr_Format(PyExc_IndexError, "word %zd of %zd", word, ((words_t *)object)->buffer.len / 8);
+    return -1;
+}
+
+uint64_t words_at(PyObject *object, size_t word) {
+    const Py_buffer *buffer = &((words_t *)object)->buffer;
+    return shared_load(buffer->buf, (size_t)buffer->len, 8 * word);
+}
+
+void words_put(PyObject *object, size_t word, uint64_t value) {
+    const Py_buffer *buffer = &((words_t *)object)->buffer;
+    shared_store(buffer->buf, (size_t)buffer->len, 8 * word, value);
+}
+
 /* The byte of a word; -1 with IndexError set. */
 static Py_ssize_t offset_of(const words_t *words, PyObject *word) {
     const Py_ssize_t n = words->buffer.len / 8;

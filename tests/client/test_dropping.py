@@ -40,7 +40,7 @@ def _scan(client: txnkv.Client) -> Any:
 
 
 LOCKS = {
-    "of the ids": lambda client: internals.coordinator(client).ids._lock,
+    "of the ids": lambda client: internals.coordinator(client).ids._reserving,
     "of the pins": lambda client: internals.runtime(client)._lock,
     "of the gate": lambda client: GATE._joining,
     "of the heartbeats": lambda client: internals.coordinator(client).heartbeats._lock,
@@ -102,7 +102,7 @@ def test_a_dropped_transaction_gives_its_id_back(client: txnkv.Client, until: An
     id = txn.id.local
     del txn
     gc.collect()
-    until(lambda: id not in coordinator.ids._live)
+    assert id not in coordinator.ids.numbers
     with client.transaction() as other:
         other.insert("t", (1,))
         other.serialize()  # the mark is brought up to date when a transaction is stored

@@ -127,7 +127,8 @@ class World:
         del txn
         runtime, ids = internals.runtime(self.client), internals.coordinator(self.client).ids
         _elsewhere(settle_dropped)
-        self._until(lambda: gc.collect() >= 0 and not any(runtime._pins.values()) and not ids._live)
+        held = (runtime.snapshots, runtime.manifests, ids.numbers)
+        self._until(lambda: gc.collect() >= 0 and not any(map(len, held)))
         assert _elsewhere(lambda: _drains(GATE)), "the fork gate is in use"
         for environment, _ in list(environments._TABLE._environments.values()):
             assert _elsewhere(lambda e=environment: _drains(e._gate)), "a read of LMDB is left"

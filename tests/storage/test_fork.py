@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
+from txnkv.core import Holding, IdSet
 from txnkv.storage import Environment, Store
 from txnkv.storage.fork import GATE
 
@@ -156,6 +158,24 @@ def test_child_has_no_pins_and_may_unpin_inherited_ones(store: Store, in_child: 
     assert in_child(check) == 0
     assert store.runtime.least_pin() == 7  # the child's went with it
     store.runtime.unpin(7)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_child_drops_the_parent_goes_on_to_hold(
+    inside: bool, store: Store, in_child: InChild
+) -> None:
+    runtime = store.runtime
+    runtime.require_slot()
+    held = [Holding(runtime.snapshots, IdSet())]
+    held[0].pin(7)
+    runtime.pin_snapshot(9)
+
+    with GATE.use() if inside else nullcontext():  # inside of it the child may not use the store
+        assert in_child(held.clear) == 0
+    assert (len(held), runtime.least_pin()) == (1, 7)
+    held.clear()
+    assert runtime.least_pin() == 9
+    runtime.unpin(9)
 
 
 def test_child_tells_and_hears_of_changes(store: Store, in_child: InChild) -> None:

@@ -34,7 +34,6 @@ from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import (
     EPOCH,
     MAX_TIMESTAMP,
-    IdPin,
     Timestamp,
     TxnId,
     latest_snapshot,
@@ -42,6 +41,7 @@ from txnkv.coordinator.ids import (
     next_timestamp,
     reach,
     repair_clock,
+    stamp_of,
 )
 from txnkv.coordinator.jobs import name_transaction
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease

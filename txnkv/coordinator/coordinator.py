@@ -18,7 +18,6 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import (
     LOGICAL_BITS,
-    IdPin,
     IdRanges,
     Timestamp,
     TxnId,
@@ -152,7 +151,7 @@ class Coordinator:
         keepalive: float,
         age_ts: Timestamp | None = None,
         snapshot: Timestamp | None = None,
-        held: IdPin | None = None,
+        txn_id: int | None = None,
     ) -> TxnRow:
         """A new transaction. No I/O beyond a range of ids now and then.
 
@@ -163,7 +162,7 @@ class Coordinator:
             keepalive: seconds without heartbeat until it is aborted.
             age_ts: when the first attempt began, for a retry.
             snapshot: a recent one, that is pinned; the latest for None.
-            held: is told of the id.
+            txn_id: an id that lives; None for a new one.
 
         Returns:
             The row as `write_open` will store it when somebody else needs it.
@@ -173,7 +172,7 @@ class Coordinator:
         now = stamp_of(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
         return status_table.opened(
-            txn_id=self.ids.begin(held),
+            txn_id=self.ids.begin() if txn_id is None else txn_id,
             state=TxnState.OPEN,
             begin_ts=now,
             snapshot_ts=snapshot,

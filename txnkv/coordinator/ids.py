@@ -42,8 +42,9 @@ from typing import Any, Final
 import apsw
 
 from txnkv.coordinator.status_schema import one
+from txnkv.core import IdSet
 from txnkv.errors import UnavailableError
-from txnkv.storage import Pin, Store, clock, new_lock, shielded
+from txnkv.storage import Store, clock, new_lock, shielded
 
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 LOGICAL_BITS = 12
@@ -205,81 +206,57 @@ def reach(cur: apsw.Cursor, commit_ts: Timestamp) -> None:
 RANGE: Final = 1024
 
 
-class IdPin(Pin):
-    """The id of a transaction that is not stored, and the pin of its snapshot.
+class IdRanges:
+    """The ids that this process gives out.
 
     Attributes:
-        txn_id: live until it is given back; None for none.
+        numbers: those to be given, and those that live.
     """
-
-    txn_id: int | None = None
-
-
-class IdRanges:
-    """The ids that this process gives out."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Order: _reserving, the write lock of status.db, _lock. `record` comes with the second.
+        # Before the write lock of status.db, with which `record` comes.
         self._reserving = new_lock()
-        self._lock = new_lock()
-        self._next = 0
-        self._end = 0
-        self._live: set[int] = set()
+        self.numbers = IdSet()
         self._firsts: dict[int, int] = {}
 
-    def begin(self, held: IdPin | None = None) -> int:
-        """An id never given before, live until `ended`; `held` is told before it lives. Where that
-        has one already, which was given before, that one.
-        """
-        while held is None or held.txn_id is None:
-            with self._lock:
-                if self._next < self._end:
-                    txn_id = self._next
-                    self._next = txn_id + 1
-                    if held is not None:
-                        held.txn_id = txn_id
-                    self._live.add(txn_id)
-                    return txn_id
-            self._reserve()
-        return held.txn_id
+    def begin(self) -> int:
+        """An id never given before, live until `ended`."""
+        while (txn_id := self.numbers.take()) is None:
+            self.reserve()
+        return txn_id
 
     def ended(self, txn_id: int) -> None:
-        with self._lock:
-            self._live.discard(txn_id)
+        self.numbers.ended(txn_id)
 
     def record(self, cur: apsw.Cursor) -> None:
         """Bring the least live ids of this process's ranges up to date, in a write that is
         done anyway, and drop the ranges that are used up.
         """
-        with self._lock:
-            for first, last in list(self._firsts.items()):
-                least = min((id for id in self._live if first <= id <= last), default=None)
-                if least is None and self._end == last + 1 and self._next < self._end:
-                    least = self._next
-                if least is None:
-                    cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))
-                    del self._firsts[first]
-                else:
-                    cur.execute(
-                        "UPDATE id_ranges SET least_live = ? WHERE first = ? AND least_live < ?",
-                        (least, first, least),
-                    )
+        for first, last in list(self._firsts.items()):
+            least = self.numbers.least(first, last)
+            if least is None:
+                cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))
+                del self._firsts[first]
+            else:
+                cur.execute(
+                    "UPDATE id_ranges SET least_live = ? WHERE first = ? AND least_live < ?",
+                    (least, first, least),
+                )
 
     def close(self) -> None:
         """Give back this process's ranges."""
-        with self._lock:
-            firsts, self._firsts = self._firsts, {}
-            self._live.clear()
-            self._next = self._end = 0
+        firsts, self._firsts = self._firsts, {}
+        self.numbers = IdSet()
         if firsts:
             with self._store.status.write() as cur:
                 drop_ranges(cur, firsts)
 
     @shielded
-    def _reserve(self) -> None:
+    def reserve(self) -> None:
+        """Have ids to give."""
         with self._reserving:
-            if self._next == self._end:
+            if not self.numbers.left:
                 self._take_range()
 
     def _take_range(self) -> None:
@@ -293,9 +270,8 @@ class IdRanges:
                 "VALUES (?, ?, ?, ?, ?)",
                 (first, first + RANGE - 1, first, *runtime.owner),
             )
-        with self._lock:
-            self._next, self._end = first, first + RANGE
-            self._firsts[first] = first + RANGE - 1
+        self._firsts[first] = first + RANGE - 1
+        self.numbers.give(first, first + RANGE)
 
 
 def low_water_mark(cur: apsw.Cursor) -> int:

@@ -99,6 +99,9 @@ from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.native import (
     CoreError,
     Handlers,
+    Holding,
+    IdSet,
+    PinSet,
     PublishedRows,
     RowCheck,
     RowReader,

@@ -67,7 +67,10 @@ except ModuleNotFoundError:
     from txnkv._core import ffi, lib
 
 Handlers = _native.Handlers
+IdSet = _native.IdSet
+Holding = _native.Holding
 MemRowSetBase = _native.MemRowSet
+PinSet = _native.PinSet
 PublishedRows = _native.Published
 RowCheck = _native.RowCheck
 RowReader = _native.Reader

@@ -17,7 +17,7 @@ is durable. Three counts tell: commits begun, commits done, and commits known to
     reader    sees PENDING != SYNCED after it has read: syncs by itself before it uses what it saw
 
 A process slot is held with a lock (`slots`) and says what the process pins; heartbeats are
-words that a transaction's owner writes and a checker reads. Pins are published before anything
+words that a transaction's owner writes and a checker reads. PinSet are published before anything
 relies on them: a caller pins, then checks that what it pinned was not already given up.
 """
 
@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from pathlib import Path
 
+from txnkv.core import PinSet
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
 from txnkv.storage.fork import GATE
@@ -61,6 +63,7 @@ class Runtime:
 
     Attributes:
         words: of the file, by index; None while it is not mapped.
+        snapshots, manifests: what is pinned here.
     """
 
     LEADER = HEARTBEATS - 1  # the heartbeat of who leads; those before it are of transactions
@@ -79,10 +82,15 @@ class Runtime:
         self._forked = False
         self._closed = False
         GATE.register(self)
+        _runtimes.add(self)
 
     def _forget_pins(self) -> None:
-        self._pins: dict[int, dict[int, int]] = {_SNAPSHOT: {}, _MANIFEST: {}}
-        self._published = {_SNAPSHOT: NOTHING, _MANIFEST: NOTHING}
+        self.snapshots, self.manifests = PinSet(), PinSet()
+
+    def withdraw_pins(self) -> None:
+        """Tell nobody of pins any more, whatever becomes of those that are there."""
+        for pins in (self.snapshots, self.manifests):
+            pins.aim(None, 0, 0)
 
     @classmethod
     def open(cls, folder: Path, read_only: bool = False) -> Runtime:
@@ -245,9 +253,21 @@ class Runtime:
 
     # -- pins --------------------------------------------------------------------------
 
+    def pin_snapshot(self, timestamp: int) -> None:
+        """Publishes that this process reads at a timestamp. Counted: unpin as often."""
+        self._pin(self.snapshots, timestamp)
+
+    def unpin(self, timestamp: int) -> None:
+        """Takes one pin of a snapshot back.
+
+        Raises:
+            ValueError: it is not pinned here.
+        """
+        self._unpin(self.snapshots, timestamp)
+
     def pin_manifest(self, version: int) -> None:
         """Publishes that this process reads by a manifest version. Counted: unpin as often."""
-        self.pin_snapshot(version, None, _MANIFEST)
+        self._pin(self.manifests, version)
 
     def unpin_manifest(self, version: int) -> None:
         """Takes one pin of a manifest version back.
@@ -255,7 +275,7 @@ class Runtime:
         Raises:
             ValueError: it is not pinned here.
         """
-        self.unpin(version, None, _MANIFEST)
+        self._unpin(self.manifests, version)
 
     def least_pin(self) -> int | None:
         """The least snapshot that a live process pins; None when none does."""
@@ -265,52 +285,31 @@ class Runtime:
         """The least manifest version that a live process pins; None when none does."""
         return self._least(_MANIFEST)
 
-    # Both are called in the main thread, where an exception of a signal handler may end them
-    # after any call: so the count and what tells of it change side by side, and what was
-    # published too low is found the next time.
+    # No fork gate: a fork leaves the mapping and the slot alone.
 
-    def pin_snapshot(self, value: int, pin: Pin | None = None, field: int = _SNAPSHOT) -> None:
-        """Publishes that this process reads at a timestamp. Counted: unpin as often."""
+    def _pin(self, pins: PinSet, value: int) -> None:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
-        # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
-        slot, file = self._slot, self._file or self._attach()
-        if slot is None:
-            slot = self.slot
-        with self._lock:
-            pins = self._pins[field]
-            if value < self._published[field]:
-                self._published[field] = value
-                file.store(SLOT_BASE + slot * SLOT_WORDS + field, value)
-            count = pins.get(value, 0) + 1
-            if pin is not None:
-                pin.snapshot = value
-            pins[value] = count
+        if self._slot is None or self._file is None:
+            self.require_slot()
+        pins.pin(value)
 
-    def unpin(self, value: int, pin: Pin | None = None, field: int = _SNAPSHOT) -> None:
-        """Takes one pin of a snapshot back.
+    def _unpin(self, pins: PinSet, value: int) -> None:
+        if self._file is None:
+            self._attach()
+        # Where it was inherited, the parent holds it.
+        if not pins.unpin(value) and not self._forked:
+            raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
+
+    def require_slot(self) -> None:
+        """Have a slot, in which others see what is pinned here.
 
         Raises:
-            ValueError: it is not pinned here.
+            UnavailableError: all slots are held by live processes.
+            ClosedError: the store was closed.
         """
-        file = self._file or self._attach()
-        with self._lock:
-            pins = self._pins[field]
-            left = pins.get(value, 0) - 1
-            if left < 0:
-                # The owner of the pin was inherited from the parent, which holds it.
-                if self._forked:
-                    return
-                raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
-            if pin is not None:
-                pin.snapshot = None
-            if left:
-                pins[value] = left
-                return
-            del pins[value]
-            if self._published[field] not in pins and self._slot is not None:  # else it was closed
-                self._published[field] = least = min(pins, default=NOTHING)
-                file.store(SLOT_BASE + self._slot * SLOT_WORDS + field, least)
+        self._attached()
+        self.slot  # noqa: B018  taken at first use
 
     def _least(self, field: int) -> int | None:
         words = self._attached()
@@ -364,6 +363,7 @@ class Runtime:
         self.words = None
         self._file = None
         self._slot = None
+        self.withdraw_pins()
         self._forget_pins()
         self._forked = True
 
@@ -424,9 +424,12 @@ class Runtime:
         file.store(_word(slot, _PID), os.getpid())
         file.store(SLOTS_USED, max(file.load(SLOTS_USED), slot + 1))
         self._slot = slot
+        self.snapshots.aim(file.shared, _word(slot, _SNAPSHOT), CHANGE)
+        self.manifests.aim(file.shared, _word(slot, _MANIFEST), CHANGE)
 
     def _clear_slot(self) -> None:
         slot, self._slot = self._slot, None
+        self.withdraw_pins()
         if slot is not None and self.words is not None:
             self.words[_word(slot, _SNAPSHOT)] = NOTHING
             self.words[_word(slot, _MANIFEST)] = NOTHING
@@ -444,11 +447,13 @@ def _heartbeat_word(index: int) -> int:
     return HEARTBEAT_BASE + index * 2
 
 
-class Pin:
-    """The pin of a snapshot, told of it at the instant at which it is taken or given back.
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
-    Attributes:
-        snapshot: what is pinned; None for nothing.
-    """
 
-    snapshot: int | None = None
+def _withdraw_in_child() -> None:
+    """The slots are the parent's, also where the child may not use the store."""
+    for runtime in list(_runtimes):
+        runtime.withdraw_pins()
+
+
+os.register_at_fork(after_in_child=_withdraw_in_child)

@@ -136,6 +136,7 @@ class RuntimeFile:
 
     Attributes:
         words: u64 words, by index.
+        shared: the same, for the core.
         load: `load(index)` is a word, with everything that was written before it.
         store: `store(index, value)` writes a word, after everything that was written before.
         lift: `lift(index, value)` writes it if it is less.
@@ -144,10 +145,10 @@ class RuntimeFile:
 
     def __init__(self, memory: mmap.mmap, slots: SlotLocks | None, inode: int | None) -> None:
         self.words = memoryview(memory).cast("Q")
-        atomic = SharedWords(memory)
-        self.load = atomic.load
-        self.store = atomic.store
-        self.lift = atomic.lift
+        self.shared = SharedWords(memory)
+        self.load = self.shared.load
+        self.store = self.shared.store
+        self.lift = self.shared.lift
         self.slots = slots
         self._inode = inode
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from txnkv.coordinator import LOCK_TIMEOUT, Timestamp
+from txnkv.coordinator import LOCK_TIMEOUT, Timestamp, stamp_of
 from txnkv.errors import TransactionLockedError, TxnkvError
 from txnkv.metrics import Metrics
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
-from txnkv.transaction.uncommitted import Holding
 
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 Locking: TypeAlias = Literal["optimistic", "partition"]
@@ -61,17 +60,16 @@ def begin(
         raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
     if lock_timeout < 0:
         raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
-    holding = Holding(instance)
-    holding.held.txn_id = spare
     coordinator = instance.coordinator
+    holding = history.hold(coordinator, spare)
     row = coordinator.begin(
         timeout=timeout,
         isolation=isolation,
         locking=locking,
         keepalive=keepalive,
         age_ts=age_ts,
-        snapshot=history.pin_latest(coordinator, holding.held),
-        held=holding.held,
+        snapshot=stamp_of(holding.snapshot),
+        txn_id=holding.txn_id,
     )
     context = TxnContext(instance, row, stored=False, transactional=transactional, holding=holding)
     context.lock_timeout = lock_timeout

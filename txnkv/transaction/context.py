@@ -41,6 +41,7 @@ from txnkv.coordinator import (
     past_timeout,
     status_table,
 )
+from txnkv.core import Holding
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -70,7 +71,7 @@ from txnkv.tables import (
 from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local, LocalState
-from txnkv.transaction.uncommitted import Flushable, HeartOwner, Holding, Parts, SmallParts
+from txnkv.transaction.uncommitted import Flushable, HeartOwner, Parts, SmallParts
 
 _PID = os.getpid()
 
@@ -129,10 +130,9 @@ class TxnContext:
         self.lock = self.local.lock
         self.scope, self.transactional = scope, transactional
         self.sessions: list[Flushable] = []
-        self._pid = _PID
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self.has_written = stored
-        self._holding = holding
+        self._holding, self._pid = holding, _PID
         if not stored:
             instance.know(row.txn_id, self)
 

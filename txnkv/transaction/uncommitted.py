@@ -1,6 +1,6 @@
-"""Holdings of an open transaction: what it is given back at its end, and its changes while small.
+"""Changes of a small transaction, while they are in memory; what it needs of sessions and handles.
 
-Its id and its snapshot are held while it is not stored. Its changes are in parts, of one commit:
+They are in parts, of one commit:
 
     rows        tables.SmallWrites           sections known before, keys validated
     messages    topics.Outbox                sections made when their offsets are taken
@@ -19,9 +19,8 @@ from typing import Protocol
 import apsw
 import pyarrow as pa
 
-from txnkv.coordinator import IdPin, Marks, SmallCommit, Timestamp, TxnRow
-from txnkv.errors import ClosedError
-from txnkv.storage import WhenDropped, fault_point
+from txnkv.coordinator import Marks, SmallCommit, Timestamp, TxnRow
+from txnkv.storage import fault_point
 from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
 from txnkv.topics import Hold, Outbox, Single
 from txnkv.transaction.instance import Instance
@@ -58,27 +57,6 @@ class HeartOwner(Protocol):
     """A handle that is told when its transaction is stored, since heartbeats are needed then."""
 
     def start_heart(self) -> None: ...
-
-
-class Holding:
-    """The id and the snapshot that a transaction holds while it is not stored; made before it has
-    either. Both are given back once, by `end` or when this object is dropped.
-    """
-
-    def __init__(self, instance: Instance) -> None:
-        self.held = IdPin()
-        self.end = WhenDropped(self, _give_back, instance, self.held)
-
-
-def _give_back(instance: Instance, held: IdPin) -> None:
-    coordinator = instance.coordinator
-    if held.txn_id is not None:
-        coordinator.ids.ended(held.txn_id)
-    if held.snapshot is not None:
-        try:
-            coordinator.log.runtime.unpin(held.snapshot, held)
-        except ClosedError:
-            return  # with the store went its pins
 
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]

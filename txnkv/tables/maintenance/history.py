@@ -25,8 +25,9 @@ from typing import Final
 import apsw
 
 from txnkv.coordinator import Coordinator, Timestamp, one
+from txnkv.core import Holding
 from txnkv.errors import HistoryExpiredError
-from txnkv.storage import Pin, clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import Tablet, delete_row_set, manifest
 
@@ -75,19 +76,43 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
         raise
 
 
-def pin_latest(coordinator: Coordinator, pin: Pin | None = None) -> Timestamp:
-    """The latest snapshot, pinned until `runtime.unpin`; `pin` is told of it."""
+def pin_latest(coordinator: Coordinator) -> Timestamp:
+    """The latest snapshot, pinned until `runtime.unpin`."""
     log = coordinator.log
     runtime, guess = log.runtime, log.visible
     while True:
-        runtime.pin_snapshot(guess, pin)
+        runtime.pin_snapshot(guess)
         # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
         # commit that is not on the disk yet.
         latest = log.latest()
         if latest == guess and latest >= log.history_floor:
             return latest
-        runtime.unpin(guess, pin)
+        runtime.unpin(guess)
         guess = latest
+
+
+def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:
+    """The latest snapshot, pinned, and an id: until the holding is ended, or dropped.
+
+    Args:
+        coordinator: of the store.
+        txn_id: the id, which was given before and not used; None for a new one.
+    """
+    log, ids = coordinator.log, coordinator.ids
+    runtime, guess = log.runtime, log.visible
+    made = Holding(runtime.snapshots, ids.numbers)
+    if made.begin(log.shown, log.history_floor, txn_id):
+        return made
+    runtime.require_slot()
+    while True:  # as `pin_latest`
+        made.pin(guess)
+        latest = log.latest()
+        if latest == guess and latest >= log.history_floor:
+            break
+        guess = latest
+    while not made.take(txn_id):
+        ids.reserve()
+    return made
 
 
 # -- the floor -------------------------------------------------------------------------
