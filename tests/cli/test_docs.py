@@ -147,6 +147,8 @@ def test_the_programs_in_the_howto(tmp_path):
         "1",
         "ProducerFencedError",
         "6 [b'???'] b'2'",
+        "b'second'",
+        "b'first'",
         "{0: 0} {0: 0} 0",
         "2",
         "[(2, b'apple', b'9.90'), (3, b'plum', None)]",

@@ -238,7 +238,11 @@ def test_isolation_and_order(held, run, misuse):
     assert run(*asked, "--order", "commit").out == "a\nb\nbehind\n"
     assert run(*asked, "--isolation", "serializable").out == "a\nb\nbehind\n"
     assert run("consume", store, "aside").out == "not held\n"
-    assert "--subscription reads" in misuse(*asked, "-s", "s", "--order", "commit")
+    assert run(*asked, "-s", "s", "-n", 2, "--order", "commit").out == "a\nb\n"
+    assert run(*asked, "-s", "s").out == "behind\n"
+    assert run(*asked, "-s", "u", "--isolation", "read_uncommitted").out.endswith("open\nbehind\n")
+    refused = misuse(*asked, "-s", "s", "--isolation", "serializable")
+    assert "isolation of a subscription" in refused
 
 
 @pytest.mark.parametrize("kind", [(), ("--shared",)])

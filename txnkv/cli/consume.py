@@ -16,7 +16,7 @@ import txnkv
 from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import partitions_option, plural, store_argument, topic_argument
-from txnkv.topics import Start
+from txnkv.topics import Start, SubscriptionOptions
 
 _ROUND: Final = 5000
 _LARGE_ROUND: Final = 40_000
@@ -88,8 +88,6 @@ def consume(
         raise click.UsageError("--json and --key-separator exclude each other")
     if subscription is None and shared:
         raise click.UsageError("--shared is for --subscription NAME")
-    if subscription is not None and (isolation, order) != ("read_committed", "offset"):
-        raise click.UsageError("--subscription reads read_committed, in the order of offsets")
     separator = None if key_separator is None else message_lines.unescaped(key_separator)
     # To find a time, what waits in memory is written to the log.
     read_only = subscription is None and (start in _PLACES or start.isdecimal())
@@ -100,7 +98,8 @@ def consume(
             if subscription is None:
                 reader = _Reader(found, start, partitions, isolation, order, follow)
             else:
-                reader = _Member(found, subscription, shared, start, partitions, follow)
+                way = _way_of_subscription(isolation, order)
+                reader = _Member(found, subscription, shared, start, partitions, follow, way)
         with stopping(reader.durable), ThreadPoolExecutor(2, "txnkv-json") as pool:
             for messages in _limited(reader, limit):
                 parts = _halves(messages)
@@ -205,6 +204,7 @@ class _Member:
         start: str,
         partitions: tuple[int, ...],
         follow: bool,
+        way: SubscriptionOptions,
     ) -> None:
         begin, when = _place(start, list(partitions) or list(range(topic.partitions)))
         if when is not None:
@@ -214,6 +214,7 @@ class _Member:
             type="shared" if shared else "exclusive",
             start=begin,
             partitions=sorted(set(partitions)) or None,
+            **way,
         )
         self._timeout = 1.0 if follow else 0.0
         self._follow = follow
@@ -231,6 +232,17 @@ class _Member:
 
     def durable(self) -> str:
         return f"at least {plural(self._acknowledged, 'message')} acknowledged; others come again"
+
+
+def _way_of_subscription(isolation: str, order: str) -> SubscriptionOptions:
+    """Return the options that were given; those that were not stay as they are."""
+    context, found = click.get_current_context(), {"isolation": isolation, "order": order}
+    given_here = {
+        name: value
+        for name, value in found.items()
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    return cast(SubscriptionOptions, given_here)
 
 
 def _place(text: str, partitions: list[int]) -> tuple[Start | dict[int, int], datetime | None]:

@@ -92,6 +92,10 @@ def subscribe(
             subscription. redelivery_delay: seconds from a negative ack to the next delivery; 0.
             ack_timeout: seconds after which a message of an exclusive one is delivered again unless
             it was acknowledged, pending or done; None, never. Its deliveries are counted.
+            order: "offset"; or "commit", as transactions were committed, so that an open one holds
+            back nothing: for exclusive and failover subscriptions that count no deliveries, and
+            for all of topics with buffer="sidecar". isolation: "read_committed"; or
+            "read_uncommitted", all that was sent, also what is aborted later.
 
     Raises:
         UnavailableError: an exclusive one has a live consumer. Nothing was changed, as with every

@@ -40,6 +40,7 @@ from txnkv.storage.directory import (
     INDEXES,
     KEY_SHARING,
     PLACES,
+    READ_OTHERWISE,
     VALUE_SCHEMAS,
     StoreDirectory,
     make_private_directory,

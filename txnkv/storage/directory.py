@@ -56,7 +56,11 @@ PLACES: Final = "places"
 """The feature of a store of which a batch has had gaps between the offsets of its messages."""
 VALUE_SCHEMAS: Final = "value_schemas"
 """The feature of a store of which a topic has had a second value schema, or one with defaults."""
-KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS})
+READ_OTHERWISE: Final = "read_otherwise"
+"""The feature of a store that has had a subscription with an order or isolation of its own."""
+KNOWN_FEATURES: frozenset[str] = frozenset(
+    {INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS, READ_OTHERWISE}
+)
 
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"

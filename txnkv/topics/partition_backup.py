@@ -46,6 +46,7 @@ from txnkv.core import CoreError, encode_batch, intact, join_headers, place, spl
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
 from txnkv.storage import (
+    READ_OTHERWISE,
     Backup,
     BackupWriter,
     EntryFile,
@@ -77,7 +78,7 @@ from txnkv.topics.sidecar import (
     put_chunks,
     put_rows,
 )
-from txnkv.topics.subscription_catalog import OPTIONS, SubscriptionInfo
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
@@ -247,7 +248,7 @@ def topic_document(topics: Topics, topic: TopicInfo) -> dict[str, Any]:
             {
                 "name": info.name,
                 "type": info.type,
-                "options": {name: getattr(info, name) for name in OPTIONS},
+                "options": info.options,
                 "positions": _positions(cur, info),
             }
             for info in subscription_catalog.of_topic(cur, topic)
@@ -422,6 +423,8 @@ def restore_subscriptions(
             starts = {id: each["acked_below"] for id, each in positions.items()}
             info = subscription_catalog.make(cur, wanted, starts)
             subscription_catalog.set_options(cur, info)
+            if info.reads_otherwise:
+                topics.store.directory.add_feature(READ_OTHERWISE)
             for id, each in positions.items():
                 for first, last in each["acked"]:
                     ack_rows.delete(cur, info.id, id, first, last)

@@ -146,3 +146,20 @@ class Ranges:
 
     def __repr__(self) -> str:
         return "Ranges(" + ", ".join(f"[{first}, {last})" for first, last in self) + ")"
+
+
+def in_the_way(mark: int, deleted: Ranges, more: Ranges, gaps: Ranges) -> list[tuple[int, int]]:
+    """Return the gaps before which a mark comes to stand, one behind the other, when it passes what
+    is deleted and these.
+    """
+    found = []
+    while True:
+        before = mark
+        for ranges in (deleted, more):
+            _, mark = ranges.touching(mark, mark)
+        _, behind = gaps.touching(mark, mark)
+        if behind > mark:
+            found.append((mark, behind))
+            mark = behind
+        elif mark == before:
+            return found

@@ -38,6 +38,8 @@ class SubscriptionOptions(TypedDict, total=False):
     dead_letter: str | None
     redelivery_delay: float
     ack_timeout: float | None
+    order: Literal["offset", "commit"]
+    isolation: Literal["read_committed", "read_uncommitted"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class SubscriptionInfo:
         redelivery_delay: seconds from a negative ack to the next delivery.
         ack_timeout: seconds after which a message of an exclusive one is delivered again unless
             an ack of it was made; None: never.
+        order: of the messages of a partition, "offset" or "commit".
+        isolation: "read_committed", or "read_uncommitted": what is not decided too.
     """
 
     id: int
@@ -68,6 +72,31 @@ class SubscriptionInfo:
     dead_letter: str | None = None
     redelivery_delay: float = 0.0
     ack_timeout: float | None = None
+    order: str = "offset"
+    isolation: str = "read_committed"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options as status.db has them: those that came later only where they say something,
+        so that a store that does not use them is as it was.
+        """
+        found = {name: getattr(self, name) for name in OPTIONS}
+        for name in ("order", "isolation"):
+            if found[name] == getattr(SubscriptionInfo, name):
+                del found[name]
+        return found
+
+    @property
+    def reads_otherwise(self) -> bool:
+        """Tell whether it has an order or isolation of its own."""
+        return (self.order, self.isolation) != ("offset", "read_committed")
+
+    @property
+    def by_commit(self) -> bool:
+        """Tell whether its order is another one than that of the log: over a side log messages
+        stand there as their transactions were committed.
+        """
+        return self.order == "commit" and self.topic.buffer == "marker"
 
     @property
     def leased(self) -> bool:
@@ -142,6 +171,20 @@ def check(info: SubscriptionInfo) -> None:
         raise ValueError(f"max_deliveries is None or at least 1, not {info.max_deliveries!r}")
     if info.dead_letter is not None and info.max_deliveries is None:
         raise ValueError("dead_letter goes with max_deliveries, the number of deliveries before it")
+    if info.order not in ("offset", "commit"):
+        raise ValueError(f"order is 'offset' or 'commit', not {info.order!r}")
+    if info.isolation not in ("read_committed", "read_uncommitted"):
+        raise ValueError(
+            "isolation of a subscription is 'read_committed' or 'read_uncommitted', not "
+            f"{info.isolation!r}"
+        )
+    if info.order == "commit" and info.isolation == "read_uncommitted":
+        raise ValueError("order='commit' shows what is committed: take isolation='read_committed'")
+    if info.by_commit and info.leased:
+        raise ValueError(
+            "order='commit' of a topic with buffer='marker' is for exclusive and failover "
+            "subscriptions without max_deliveries and ack_timeout"
+        )
     if not info.redelivery_delay >= 0:
         raise ValueError(f"redelivery_delay is at least 0, not {info.redelivery_delay!r}")
     if info.dead_letter == info.topic.name:
@@ -219,7 +262,7 @@ def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
         _begin_anew(cur, info.id)
     cur.execute(
         "UPDATE subscriptions SET options = ?, leased = ? WHERE id = ?",
-        (json.dumps({name: getattr(info, name) for name in OPTIONS}), info.leased, info.id),
+        (json.dumps(info.options), info.leased, info.id),
     )
 
 

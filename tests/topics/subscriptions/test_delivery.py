@@ -137,10 +137,10 @@ def test_a_message_that_is_damaged_keeps_no_other_back(
     sub.nack(first)
     real = redelivery.read_range
 
-    def read_range(engine: Any, partition: Any, begin: int, end: int) -> Any:
+    def read_range(engine: Any, partition: Any, begin: int, end: int, isolation: str) -> Any:
         if begin <= first.offset < end:
             raise CorruptionError("damaged")
-        return real(engine, partition, begin, end)
+        return real(engine, partition, begin, end, isolation)
 
     with monkeypatch.context() as damaged:
         damaged.setattr(redelivery, "read_range", read_range)
@@ -270,3 +270,25 @@ def test_messages_that_come_again_are_read_together(
     monkeypatch.setattr(leases, "read_range", reads)
     assert received(sub) == [str(n) for n in range(0, 100, 2)]
     assert reads.calls == 1
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+def test_markers_between_looks_leave_no_rows(
+    client: txnkv.Client, topic: txnkv.Topic, type: Any
+) -> None:
+    """A consumer that keeps up passes each marker with nothing behind it. It left a row of acked
+    ranges for each transaction, and each claim read them all.
+    """
+    internals.topics(client).create("large", 1, "marker", TopicOptions(max_message_bytes=50))
+    with client.topic("large").subscribe("s", type) as sub:
+        for number in range(20):
+            with client.transaction() as txn:
+                txn.serialize()  # it has a marker
+                txn.send("large", "x" * (200 if number % 3 == 1 else 1))
+            while found := sub.receive_many(9, timeout=0):
+                sub.ack(found)
+        with internals.status(client).read() as cur:
+            rows = cur.execute("SELECT count(*) FROM acked_ranges").get
+        assert rows <= 1
+        end = client.topic("large").end_offsets()[0]
+        assert sub.committed()[0] >= end - 2

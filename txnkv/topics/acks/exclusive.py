@@ -34,7 +34,7 @@ from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rloc
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
-from txnkv.topics.ranges import Ranges
+from txnkv.topics.ranges import Ranges, in_the_way
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 
@@ -377,9 +377,8 @@ class Exclusive:
         with self.lock:
             found = []
             for partition_id, cursor in self.cursors.items():
-                _, last = self.gaps[partition_id].touching(cursor.mark, cursor.mark)
-                if last > cursor.mark:
-                    found.append((partition_id, cursor.mark, last))
+                gaps = in_the_way(cursor.mark, cursor.deleted, NONE, self.gaps[partition_id])
+                found += [(partition_id, first, last) for first, last in gaps]
             return found
 
     # -- the end of a transaction ------------------------------------------------------
@@ -410,6 +409,9 @@ class Exclusive:
                     if offset in ranges:
                         for first, last in pieces:
                             into.add(*gaps.touching(first, last))
+                if self.info.by_commit:  # those beside were found behind what was deleted
+                    cursor = self.cursors[partition_id]
+                    into.update(Ranges(in_the_way(cursor.mark, cursor.deleted, into, gaps)))
             return found
 
     def delete(self, cur: apsw.Cursor, deleted: Held) -> None:

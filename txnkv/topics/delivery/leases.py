@@ -100,7 +100,7 @@ class LeaseReader(DeliveryReader):
         super().__init__(max_bytes)
         self._topics = topics
         self._store = topics.store
-        self._info = info
+        self._info, self._way = info, info.isolation
         self._place = place
         with self._store.status.read() as cur:
             dispatched = self._dispatched(cur)
@@ -122,7 +122,8 @@ class LeaseReader(DeliveryReader):
         share = share_of(self._max_bytes, len(self._sources) + len(numbers))
         for each in map(partitions.__getitem__, numbers):
             begin = dispatched.get(each.id, 0)
-            self._sources[each.id] = PartitionSource(self._topics, each, begin, share)
+            source = PartitionSource(self._topics, each, begin, share, isolation=self._way)
+            self._sources[each.id] = source
         for source in self._sources.values():
             source.share = share
 
@@ -395,7 +396,7 @@ class LeaseReader(DeliveryReader):
         found: dict[int, Message] = {}
         if len(run) > 1:
             with suppress(Exception):  # whose it is shows when they are read one by one
-                for message in read_range(self._topics, partition, first, last + 1):
+                for message in read_range(self._topics, partition, first, last + 1, self._way):
                     if message.offset in wanted:
                         found[message.offset] = message
                         room -= message.nbytes
@@ -411,7 +412,7 @@ class LeaseReader(DeliveryReader):
             return []
         partition, at = self._sources[claim.partition_id].partition, claim.offset
         if message is None:
-            message = next(read_range(self._topics, partition, at, at + 1), None)
+            message = next(read_range(self._topics, partition, at, at + 1, self._way), None)
         # An abort frees also what was acknowledged before its time, and never delivered.
         delay = None if message is None or claim.before else self._delay(message)
         if message is not None and delay is None:

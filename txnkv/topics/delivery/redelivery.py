@@ -1,7 +1,7 @@
 """Messages for an exclusive consumer: first what came back, then what it has not seen.
 
     came back    acks of aborted transactions, negative acks after their delay    (exclusive)
-    not seen     each partition in the order of its offsets, from its cursor on
+    not seen     each partition in the order of its offsets, or of commits, from its cursor on
 
 Between messages lie offsets that are none. They are noted as gaps while reading, and go with the
 ack beside them. The pieces of a large message are no gaps: they go with that message alone, or a
@@ -25,11 +25,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.read import FETCH_BYTES, OffsetReader
+from txnkv.topics.read import FETCH_BYTES, CommitReader, OffsetReader, bounds
 from txnkv.topics.subscription_catalog import dropped
 from txnkv.topics.topics import Partition, Topics
 
@@ -82,6 +83,7 @@ class PartitionSource:
         offset: int,
         max_bytes: int,
         state: Exclusive | None = None,
+        isolation: str = "read_committed",
     ) -> None:
         """Begins at an offset, reads about `max_bytes` ahead; what it finds not to be messages is
         noted in `state`.
@@ -91,14 +93,14 @@ class PartitionSource:
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
         self.share = max_bytes
-        self._reader = OffsetReader(
-            topics, partition, offset, "read_committed", max_bytes, skip_lost=True
-        )
+        self._reader = OffsetReader(topics, partition, offset, isolation, max_bytes, skip_lost=True)
         self._ready: deque[ReadMessage] = deque()
         self._begin = offset
         self._seen = offset
         self._large: dict[int, int] = {}  # offset of each, and of its first piece
         self._undecided = Ranges()  # gaps, or pieces of large messages
+        self._passed = Ranges()  # gaps behind which no message was seen yet; without a state
+        self._isolation = isolation
         self.moved = False
 
     @property
@@ -138,10 +140,18 @@ class PartitionSource:
         if not self._large and not self._reader.has_begun:
             if self._state is not None:
                 self._state.gaps[self.partition.id].add(first, offset)
-            return first
+            return self._with_passed(first)
         self._undecided.add(first, offset)
         begin = self._large.get(offset, offset)
-        return begin if begin >= first else offset
+        return self._with_passed(begin if begin >= first else offset)
+
+    def _with_passed(self, begin: int) -> int:
+        """Return where what is no message begins, behind which something begins."""
+        if self._passed:
+            low, _ = self._passed.touching(begin, begin)
+            self._passed.remove(low, begin)
+            return low
+        return begin
 
     def _pass(self, upto: int) -> None:
         """There is no message more up to here."""
@@ -156,16 +166,20 @@ class PartitionSource:
         """No large message is under way: what is no message is a piece of one, or a gap."""
         undecided, large = self._undecided, self._large
         self._undecided, self._large = Ranges(), {}
-        if self._state is None:
-            return
-        known = self._state.pieces.setdefault(self.partition.id, {})
+        state, id = self._state, self.partition.id
+        known = {} if state is None else state.pieces.setdefault(id, {})
         for offset, begin in large.items():
             pieces = Ranges([(begin, offset)])
             pieces = pieces.minus(pieces.minus(undecided))
             if pieces:
                 known[offset] = pieces
                 undecided.difference_update(pieces)
-        self._state.gaps[self.partition.id].update(undecided)
+        (self._passed if state is None else state.gaps[id]).update(undecided)
+
+    def again(self, first: int, last: int) -> Iterator[Message]:
+        """Those of [first, last) that were given before."""
+        last = min(last, self.position)
+        return read_range(self._topics, self.partition, first, last, self._isolation)
 
     def next(self) -> ReadMessage | None:
         """The next message, if one is ready."""
@@ -197,7 +211,88 @@ class PartitionSource:
         self._ready.clear()
         self._reader.seek(offset)
         self._begin = self._seen = offset
-        self._undecided, self._large = Ranges(), {}
+        self._undecided, self._large, self._passed = Ranges(), {}, Ranges()
+
+
+class CommitSource(PartitionSource):
+    """One partition in the order of commits, for an exclusive consumer.
+
+    A transaction of which a message is not deleted has its commit behind the cursor, which stands
+    at that message or before it. So a reader of commits that begins at the cursor gives all that is
+    to be given, and the state of the subscription says what of it is done with: there is no other
+    cursor. Offsets that are no messages are found by reading in the order of offsets besides; that
+    gets up to the first open transaction, which no cursor passes.
+    """
+
+    def __init__(
+        self, topics: Topics, partition: Partition, offset: int, max_bytes: int, state: Exclusive
+    ) -> None:
+        super().__init__(topics, partition, offset, max_bytes, state)
+        self._exclusive = state
+        self._commits = CommitReader(topics, partition, offset, max_bytes)
+        self._given = Ranges()
+
+    @property
+    def pending(self) -> bool:
+        """See `PartitionSource`."""
+        return self._commits.pending or super().pending
+
+    def fill(self) -> bool:
+        """See `PartitionSource`."""
+        commits = self._commits
+        if self._ready:
+            return True
+        loaded = self._load()
+        self.moved = moved = commits.moved
+        self._look_for_gaps()
+        self.moved = moved
+        if not loaded:
+            return False
+        rows = commits.take(AHEAD)
+        txn_id, codec = self._topics.coordinator.txn_id, self._topics.codec_of(self.partition)
+        for message in messages_of(rows, self.partition.number, txn_id, codec):
+            self._ready.append(ReadMessage(message.offset, message))
+        self._given.remove(0, self._exclusive.mark(self.partition.id))
+        return True
+
+    def _load(self) -> bool:
+        try:
+            return self._commits.load(room=self.share)
+        except OffsetOutOfRangeError:
+            start = bounds(self._topics, self.partition).start
+            if self._commits.position >= start:
+                raise
+            self._commits.seek(start)  # retention took the rest
+            return self._commits.load(room=self.share)
+
+    def _look_for_gaps(self) -> None:
+        """Note what is no message up to where commits were read, as far as that is decided."""
+        state, id, found = self._exclusive, self.partition.id, self._ready
+        while super().position < self._commits.position and super().fill():
+            found.clear()  # these are given as their transactions were committed
+        with state.lock:
+            pieces = state.pieces.get(id, {})
+            for offset in [each for each in pieces if state.deleted(id, each)]:
+                state.gaps[id].update(pieces.pop(offset))  # it was acknowledged before
+
+    def again(self, first: int, last: int) -> Iterator[Message]:
+        """See `PartitionSource`."""
+        for message in read_range(self._topics, self.partition, first, last, "read_uncommitted"):
+            if message.offset in self._given:
+                yield message
+
+    def next(self) -> ReadMessage | None:
+        """See `PartitionSource`."""
+        found = super().next()
+        if found is not None:
+            self._given.add(found.message.offset, found.message.offset + 1)
+        return found
+
+    def restart(self, offset: int) -> None:
+        """See `PartitionSource`."""
+        super().restart(offset)
+        self._commits.seek(offset)
+        self._given = Ranges()
 
 
 class DeliveryReader(ABC):
@@ -294,7 +389,13 @@ class ExclusiveReader(DeliveryReader):
         share = share_of(self._max_bytes, len(self._sources) + len(numbers))
         for partition in map(partitions.__getitem__, numbers):
             mark = state.cursors[partition.id].mark
-            self._sources.append(PartitionSource(self._topics, partition, mark, share, state))
+            source: PartitionSource
+            if state.info.by_commit:
+                source = CommitSource(self._topics, partition, mark, share, state)
+            else:
+                isolation = state.info.isolation
+                source = PartitionSource(self._topics, partition, mark, share, state, isolation)
+            self._sources.append(source)
         for source in self._sources:
             source.share = share
 
@@ -360,10 +461,9 @@ class ExclusiveReader(DeliveryReader):
         if source is None:
             return
         state = self._state
-        last = min(last, source.position)
         first = max(first, state.cursors[id].mark)
         try:
-            for message in read_range(self._topics, source.partition, first, last):
+            for message in source.again(first, last):
                 if self._full(most):
                     return
                 first = message.offset + 1
@@ -382,9 +482,11 @@ def share_of(max_bytes: int, partitions: int) -> int:
     return min(FETCH_BYTES, max(max_bytes // partitions, 1))
 
 
-def read_range(topics: Topics, partition: Partition, first: int, last: int) -> Iterator[Message]:
-    """The messages of [first, last) that are committed and still there."""
-    reader = OffsetReader(topics, partition, first, "read_committed", _BACK_BYTES, skip_lost=True)
+def read_range(
+    topics: Topics, partition: Partition, first: int, last: int, isolation: str
+) -> Iterator[Message]:
+    """The messages of [first, last) that are still there, and committed if need be."""
+    reader = OffsetReader(topics, partition, first, isolation, _BACK_BYTES, skip_lost=True)
     number, txn_id = partition.number, topics.coordinator.txn_id
     for rows in reader.batches(last, AHEAD):
         yield from messages_of(rows, number, txn_id, topics.codec_of(partition))

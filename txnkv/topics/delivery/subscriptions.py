@@ -15,7 +15,7 @@ import apsw
 
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
-from txnkv.storage import declare_fault_point, fault_point
+from txnkv.storage import READ_OTHERWISE, declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
 from txnkv.topics.delivery import sharers
@@ -98,6 +98,8 @@ class Subscriptions:
                 place = self._open(cur, info, changed=info != known)
                 if info != known:
                     subscription_catalog.set_options(cur, info)
+                    if info.reads_otherwise:
+                        self._store.directory.add_feature(READ_OTHERWISE)
             if known is None:
                 retention.await_cuts(self._topics.partitions(topic))
             if place is not None:
@@ -245,8 +247,9 @@ class Subscriptions:
                 continue
             cursor = found.get(partition.id, Cursor(0))
             ends = bounds(self._topics, partition)
+            end = ends.high_watermark if info.reads_otherwise else ends.last_stable_offset
             lag[partition.number] = retention.count_unacknowledged(
-                self._topics, partition, cursor, ends.start, ends.last_stable_offset
+                self._topics, partition, cursor, ends.start, end
             )
         return lag
 

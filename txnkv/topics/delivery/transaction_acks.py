@@ -505,6 +505,11 @@ def refuse(
             have been delivered.
         TopicNotFoundError: the topic was dropped.
     """
+    if cumulative and info.by_commit:
+        raise NotSupportedError(
+            f"{info} gives messages in the order of commits: those of lower offsets may not have "
+            "been given. Acknowledge them one by one"
+        )
     if cumulative and info.type in MANY:
         raise NotSupportedError(
             f"{info} is {info.type}: others have messages before this one. Acknowledge "
@@ -515,7 +520,7 @@ def refuse(
         info = replace(info, topic=topic)
     named = _by_partition(info, ids, cumulative=cumulative)
     for number, offsets in named.items():
-        end = _known_end(topics, info.topic.partitions[number], offsets[-1])
+        end = _known_end(topics, info, info.topic.partitions[number], offsets[-1])
         if offsets[0] < 0 or offsets[-1] >= end:
             raise OffsetOutOfRangeError(
                 f"{info}: partition {number} has committed messages up to offset {end}, "
@@ -544,10 +549,13 @@ def _by_partition(
     return {number: sorted(offsets) for number, offsets in found.items()}
 
 
-def _known_end(topics: Topics, partition_id: int, offset: int) -> int:
+def _known_end(topics: Topics, info: SubscriptionInfo, partition_id: int, offset: int) -> int:
     """Return the offset below which all is decided, or an older one that is behind `offset`. 0
-    for a partition that is gone.
+    for a partition that is gone. Of a subscription that is given more, the end of that.
     """
+    if info.reads_otherwise:
+        partition = topics.partition(partition_id)
+        return 0 if partition is None else bounds(topics, partition).high_watermark
     ends = topics.local.ends
     end = ends.get(partition_id, 0)
     if offset >= end:
