@@ -111,10 +111,11 @@ def prepared(guest: Guest, content: Any) -> Prepared:
         if not args or not isinstance(args[0], str):
             raise ValueError(f"{name} takes the name of a {method.names}")
         about = About(method.names, args[0])  # type: ignore[arg-type]
-    guest.user.require(method.right, about)
+    if about is not None or method.right != "none":
+        guest.user.require(method.right, about)
     if not args and not named:
         return Prepared(method, kind, name, target.value, about, args, {}, makes)
-    found = [_found(guest, each, method) for each in args]
+    found = [_found(guest, each, method) if isinstance(each, Reference) else each for each in args]
     if found and isinstance(args[0], Reference) and args[0].kind in ("table", "topic"):
         about = About(args[0].kind, args[0].content[0])  # type: ignore[arg-type]
     by_name = {key: _found(guest, each, method) for key, each in (named or {}).items()}
@@ -133,20 +134,19 @@ def _name_of(kind: type) -> str:
 
 
 def _found(guest: Guest, value: Any, method: Method) -> Any:
-    if isinstance(value, Reference):
-        return guest.resolve(value, method.right).value
-    return value
+    return guest.resolve(value, method.right).value if isinstance(value, Reference) else value
 
 
 def made(guest: Guest, call: Prepared) -> Any:
     """Make a call, and return what is sent of its value."""
-    if call.makes and call.makes in guest.handles:  # it was made before
+    if not call.makes:
+        value = value_of(guest, call)
+        return None if value is None else told(guest, value)
+    if call.makes in guest.handles:  # it was made before
         return _begun_told(guest, guest.find(call.makes).value, call, 0)
-    if call.makes:
-        _require_room(guest, call)
+    _require_room(guest, call)
     value = value_of(guest, call)
-    if call.makes:
-        guest.add(call.makes, value, call.about)
+    guest.add(call.makes, value, call.about)
     return _begun_told(guest, value, call, guest.spare_id() if call.name == "begin" else 0)
 
 

@@ -460,6 +460,10 @@ class Guests:
         """
         if not isinstance(id, str) or not 16 <= len(id) <= 64:
             raise ValueError("a request names the client that sends it")
+        known = self._guests.get(id)
+        if known is not None and known.user is user:
+            known.seen = time.monotonic()
+            return known
         if not isinstance(keepalive, int | float) or not 0.5 <= keepalive <= 86400:
             raise ValueError(f"a keepalive time is 0.5 to 86,400 s, not {keepalive!r}")
         if type(lost) is not int:
