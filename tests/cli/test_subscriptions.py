@@ -43,7 +43,7 @@ def test_list(messages, run):
         txn = client.new_transaction()
         txn.ack(sub, got[1])
         alone, shared = run("group", "list", messages, "events", "--json").json
-        held = {"leased": 1, "free": 1, "delayed": 0, "pending": 1, "kept": 0}
+        held = {"leased": 1, "free": 1, "delayed": 0, "pending": 1, "kept": 0, "members": None}
         assert (
             shared
             == {"topic": "events", "name": "s", "type": "shared", "lag": 5, "lost": 0}
@@ -70,7 +70,7 @@ def test_list_of_all_topics(messages, run):
     assert lines[-2:] == [["another", "s", "exclusive"], ["events", "s", "shared"]]
 
 
-def test_groups_of_kafka_s_clients_are_listed_too(messages, run):
+def test_consumer_groups_are_listed_too(messages, run):
     with txnkv.connect(messages) as client:
         broker = Broker(messages, None)
         for group, partition, offset in (("g", 0, 1), ("g", 1, 9), ("f", 1, 0)):
@@ -79,12 +79,43 @@ def test_groups_of_kafka_s_clients_are_listed_too(messages, run):
         broker.offsets.upsert(("h", "another", 0, 0, None, now, None))
         broker.close()
         client.topic("events").subscribe("alone").close()
-    found = run("group", "list", messages, "events", "--json").json
-    kafka = [each for each in found if each["type"] == "kafka"]
-    assert [(each["name"], each["lag"]) for each in kafka] == [("f", 3), ("g", 2)]
-    assert {frozenset(each) for each in found} == {frozenset(found[0])}
-    lines = run("group", "list", messages, "events").out.splitlines()
-    assert lines[-1].split() == ["g", "kafka", "2", "0", "0", "0", "0"]
+        found = run("group", "list", messages, "events", "--json").json
+        groups = [(each["name"], each["lag"]) for each in found if each["type"] == "group"]
+        assert groups == [("f", 3), ("g", 2)]
+        assert {frozenset(each) for each in found} == {frozenset(found[0])}
+        with client.consumer("events", group="g") as member:
+            member.poll(timeout=0)
+            lines = run("group", "list", messages, "events").out.splitlines()
+            assert lines[-1].split() == ["g", "group", "2", "0", "0", "0", "0", "1", "member"]
+
+
+def test_a_consumer_group_is_shown_moved_and_dropped(messages, run, invoke):
+    where = (messages, "events", "g")
+    with txnkv.connect(messages) as client:
+        with client.consumer("events", group="g") as member:
+            assert len(member.poll(timeout=0)) == 6
+            member.commit()
+            shown = run("group", "show", *where, "--json").json
+            (one,) = shown["members"]
+            assert one["process"].endswith(f":{os.getpid()}")
+            assert shown["partitions"] == [
+                {"partition": number, "committed": 3, "lag": 0, "member": one["member"]}
+                for number in range(2)
+            ]
+            out = run("group", "show", *where).out
+            assert one["process"] in out
+            assert "committed" in out
+            assert invoke("group", "drop", *where).status == 1
+            moved = run("group", "seek", *where, "--to", "1", "-p", "1", "--json").json
+            assert moved["committed"] == [3, 1]
+            member._next_look = 0
+            assert [message.id for message in member.poll(timeout=0)] == [(1, 1), (1, 2)]
+        assert "ends at 3" in invoke("group", "seek", *where, "--to", "9", "-p", "1").err
+        out = run("group", "seek", *where, "--to", "earliest").out
+        assert out == "moved g: partition 0 at 0, 1 at 0\n"
+        assert run("group", "drop", *where).out == "dropped g\n"
+        assert client.table("kafka_offsets").count() == 0
+        assert "no subscription or group 'g'" in invoke("group", "show", *where).err
 
 
 def test_show_tells_who_has_which_message(messages, run):
@@ -170,6 +201,6 @@ def test_drop(messages, run):
 @pytest.mark.parametrize("command", [["show"], ["seek", "--to", "latest"], ["drop"]])
 def test_an_unknown_one_is_told(messages, fail, command):
     told = fail("group", *command, messages, "events", "x")
-    assert "no subscription 'x'" in told
+    assert "no subscription or group 'x'" in told
     assert "s" in told
     assert "there is no topic 'y'" in fail("group", *command, messages, "y", "s")

@@ -4,6 +4,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
 `command_group` for the exit statuses. Each command's module is loaded when it is called:
 
     store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
+    group_commands                         who reads a topic, and how far
     top, ui                                all of that, live, in a terminal or a browser
     table_commands                         a table and single rows of it
     conditions, parsing                    what users type: conditions, schemas, times
@@ -39,7 +40,7 @@ _HOMES = {
     "topics": "txnkv.cli.topic_commands",
     "produce": "txnkv.cli.produce",
     "consume": "txnkv.cli.consume",
-    "group": "txnkv.cli.topic_commands",
+    "group": "txnkv.cli.group_commands",
     "txn": "txnkv.cli.txn",
     "stats": "txnkv.cli.store_commands",
     "top": "txnkv.cli.top",

@@ -35,9 +35,7 @@ from txnkv.client.dump_files import dump as dump
 from txnkv.client.group_consumer import GroupConsumer as GroupConsumer
 from txnkv.client.group_members import MEMBERS_TABLE as MEMBERS_TABLE
 from txnkv.client.group_members import OFFSETS_TABLE as OFFSETS_TABLE
-from txnkv.client.group_members import Membership as Membership
-from txnkv.client.group_members import has_lease as has_lease
-from txnkv.client.group_members import key_of as key_of
+from txnkv.client.group_members import live_members as live_members
 from txnkv.client.group_members import offsets_table as offsets_table
 from txnkv.client.indexes import Index as Index
 from txnkv.client.opening import connect as connect

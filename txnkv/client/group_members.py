@@ -8,9 +8,8 @@ longer.
 Who finds the lease of a row ended deletes the row, if it is as it was found. A number is never
 given again: who was out for a while comes back as another member.
 
-The rows of a Python member name the topic that it reads. A server for Kafka's clients has one row
-for all members of a group that have come to it, with no topic: it knows by itself who they are
-and what each reads. A group has members of one of the two kinds, and of one server.
+A server for Kafka's clients keeps its members itself (`txnkv.kafka`), and refuses those of a group
+that has members here.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ from txnkv.errors import (
     TableNotFoundError,
     TxnkvError,
     TxnNotFoundError,
-    UnavailableError,
 )
 from txnkv.storage import clock
 from txnkv.tables import Schema
-from txnkv.transaction import Isolation, Transaction
+from txnkv.transaction import Transaction
 
 MEMBERS_TABLE: Final = "group_members"
 OFFSETS_TABLE: Final = "kafka_offsets"
@@ -76,7 +74,7 @@ class GroupClient(Protocol):
     def new_transaction(self, timeout: float | None) -> Transaction:
         """See `Client.new_transaction`."""
 
-    def run(self, fn: Callable[[Transaction], Any], *, isolation: Isolation = "snapshot") -> Any:
+    def run(self, fn: Callable[[Transaction], Any]) -> Any:
         """See `Client.run`."""
 
     def transaction_state(self, id: int) -> TxnState:
@@ -114,25 +112,16 @@ class Membership:
     Args:
         client: of the store.
         group: its name.
-        topic: what it reads; "" for the members that a server knows.
+        topic: what it reads.
         seconds: a member that does not `renew` for so long is out.
-        is_live: tells whether a row's member is alive.
 
     Attributes:
         number: of the member.
     """
 
-    def __init__(
-        self,
-        client: GroupClient,
-        group: str,
-        topic: str,
-        seconds: float,
-        is_live: Callable[[GroupClient, Row], bool] | None = None,
-    ) -> None:
+    def __init__(self, client: GroupClient, group: str, topic: str, seconds: float) -> None:
         self._client = client
         self._group, self._topic, self._seconds = group, topic, seconds
-        self._is_live = is_live or has_lease
         self._table = members_table(client)
         self._lease: Transaction | None = None
         self._renewed = 0
@@ -149,31 +138,15 @@ class Membership:
         return lease
 
     def join(self) -> None:
-        """Be a member, under a new number.
-
-        Raises:
-            UnavailableError: the group has members of the other kind.
-        """
+        """Be a member, under a new number."""
         self.end()
         lease = self._begin_lease()
         number = self._table.next_id()
         process = f"{platform.node()}:{os.getpid()}"
         own = (self._group, self._topic, number, str(int(lease.id)), process, datetime.now(UTC))
 
-        def enter(txn: Transaction) -> None:
-            for row in txn.scan(self._table, where=[("group", "=", self._group)]):
-                if not self._is_live(self._client, row):
-                    txn.delete(self._table, key_of(row))
-                elif "" in (row["topic"], self._topic):
-                    raise UnavailableError(
-                        f"group {self._group!r} has members of another kind, or server: "
-                        f"{row['process']}, since {row['joined']:%Y-%m-%d %H:%M:%S} UTC. Take "
-                        "another group, or wait until they have left"
-                    )
-            txn.insert(self._table, own)
-
         try:
-            self._client.run(enter, isolation="serializable")
+            self._client.run(lambda txn: txn.insert(self._table, own))
         except BaseException:
             lease.rollback()
             raise
@@ -189,7 +162,7 @@ class Membership:
 
         def change(txn: Transaction) -> bool:
             row = txn.get(self._table, self.key)
-            if row is None or not self._is_live(self._client, row):
+            if row is None or not has_lease(self._client, row):
                 return False
             txn.upsert(self._table, {**row, "lease": str(int(lease.id))})
             return True
@@ -213,7 +186,7 @@ class Membership:
         found = []
         where = [("group", "=", self._group), ("topic", "=", self._topic)]
         for row in txn.scan(self._table, where=where):
-            if self._is_live(self._client, row):
+            if has_lease(self._client, row):
                 found.append((row["joined"], row["member"]))
             else:
                 txn.delete(self._table, key_of(row))
@@ -229,6 +202,17 @@ class Membership:
         if lease is not None:
             with suppress(TxnkvError):  # it has ended, or ends by itself
                 lease.rollback()
+
+
+def live_members(client: GroupClient, group: str, topic: str | None = None) -> list[Row]:
+    """The rows of a group's live members, as they came; of all topics without one."""
+    try:
+        table = client.table(MEMBERS_TABLE)
+    except TableNotFoundError:
+        return []
+    where = [("group", "=", group)] + ([("topic", "=", topic)] if topic is not None else [])
+    rows = [row for row in table.scan(where=where) if has_lease(client, row)]
+    return sorted(rows, key=lambda row: (row["joined"], row["member"]))
 
 
 def has_lease(client: GroupClient, row: Row) -> bool:

@@ -6,13 +6,15 @@ transaction of a producer (TxnOffsetCommit), with the messages that it sends: bo
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from txnkv.client import live_members
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
-from txnkv.kafka.consumer_groups import EMPTY, ConsumerGroup, JoinRequest
+from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinRequest
 from txnkv.kafka.transaction_requests import named_producer
 from txnkv.kafka.transactional_ids import OffsetKey
 from txnkv.kafka.wire_codec import KafkaRequest
@@ -35,6 +37,19 @@ def _group(broker: Broker, peer: Peer, id: str, *, keep: bool = False) -> Consum
     return broker.groups.get(id, keep=keep)
 
 
+def _require_kafka(broker: Broker, group: str, code: Code = Code.UNKNOWN_MEMBER_ID) -> None:
+    """Refuse a group of which programs of the store are members, which know nothing of others.
+    Those that it had here are no members any more.
+
+    Raises:
+        KafkaError: it is so.
+    """
+    found = live_members(broker.client, group)
+    if found:
+        broker.groups.forget(group)
+        raise KafkaError(code, f"group {group!r} has members of the store: {found[0]['process']}")
+
+
 # -- members ---------------------------------------------------------------------------
 
 
@@ -53,6 +68,7 @@ def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
     )
     try:
         group = _group(broker, peer, body["group_id"], keep=True)
+        _require_kafka(broker, group.id, Code.INCONSISTENT_GROUP_PROTOCOL)
         id, joined = group.join(asked, peer.require_running)
     except KafkaError as error:
         id = str(error) if error.code is Code.MEMBER_ID_REQUIRED else body["member_id"]
@@ -106,6 +122,7 @@ def sync(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
 def heartbeat(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     body = request.body
     group = _group(broker, peer, body["group_id"])
+    _require_kafka(broker, group.id)
     group.heartbeat(body["member_id"], body.get("group_instance_id"), body["generation_id"])
     return {}
 
@@ -189,6 +206,7 @@ def commit(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, An
 
         member = body["member_id"], body.get("group_instance_id")
         generation = body["generation_id_or_member_epoch"]
+        _require_kafka(broker, group.id)
         with group.committing(*member, generation, in_transaction=False):
             rows, refused = _committed(broker, peer, body)
             if rows:
@@ -207,6 +225,7 @@ def commit_in_transaction(broker: Broker, peer: Peer, request: KafkaRequest) -> 
         group = _group(broker, peer, body["group_id"])
         member = body.get("member_id", ""), body.get("group_instance_id")
         generation = body.get("generation_id", -1)
+        _require_kafka(broker, group.id)
         with group.committing(*member, generation, in_transaction=True):
             rows, refused = _committed(broker, peer, body)
             broker.ids.commit_offsets(named_producer(peer, body), broker.offsets, rows)
@@ -290,6 +309,8 @@ def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[st
     for id in sorted({*_with_offsets(broker), *broker.groups.names()}):
         group = broker.groups.find(id)
         state = EMPTY if group is None else group.look()[0]
+        if state == EMPTY and live_members(broker.client, id):
+            state = STABLE
         if not states or state in states:
             kind = _CONSUMER if group is None else group.protocol_type
             groups.append({"group_id": id, "protocol_type": kind, "group_state": state})
@@ -304,6 +325,9 @@ def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappin
         group = broker.groups.find(id)
         if not peer.may("read"):
             answer["error_code"] = Code.GROUP_AUTHORIZATION_FAILED
+        elif own := live_members(broker.client, id):
+            answer |= {"group_state": STABLE, "protocol_type": _CONSUMER, "protocol_data": "range"}
+            answer["members"] = [_member_of_the_store(broker, row) for row in own]
         elif group is None:
             answer["group_state"] = EMPTY if id in known else "Dead"
             answer["protocol_type"] = _CONSUMER if id in known else ""
@@ -329,6 +353,23 @@ def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappin
     return {"groups": groups}
 
 
+def _member_of_the_store(broker: Broker, row: dict[str, Any]) -> dict[str, Any]:
+    where = [("group", "=", row["group"]), ("topic", "=", row["topic"])]
+    mine = broker.offsets.scan(where=[*where, ("member", "=", row["member"])], ordered=True)
+    numbers = [each["partition"] for each in mine]
+    name = row["topic"].encode()
+    # Version, topics (each its name and numbers), data of the user: a client's ConsumerProtocol.
+    parts = struct.pack(f">hih{len(name)}s", 0, 1, len(name), name)
+    parts += struct.pack(f">i{len(numbers)}ii", len(numbers), *numbers, -1)
+    return {
+        "member_id": f"{row['process']}-{row['member']}",
+        "client_id": "txnkv",
+        "client_host": f"/{row['process'].rpartition(':')[0]}",
+        "member_metadata": b"",
+        "member_assignment": parts,
+    }
+
+
 def delete_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Forget groups without members, with their offsets."""
     known = _with_offsets(broker)
@@ -338,7 +379,7 @@ def delete_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
         code = Code.NONE
         if not peer.may("admin"):
             code = Code.GROUP_AUTHORIZATION_FAILED
-        elif group is not None and group.look()[1]:
+        elif (group is not None and group.look()[1]) or live_members(broker.client, id):
             code = Code.NON_EMPTY_GROUP
         elif group is None and id not in known:
             code = Code.GROUP_ID_NOT_FOUND
