@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -88,6 +88,10 @@ def renew(cur: apsw.Cursor) -> None:
     cur.execute("UPDATE lease SET owner_slot = NULL")
 
 
+_KINDS: Final = 64
+"""Kinds of transactions whose fields are kept, at most: by what they ask for."""
+
+
 class Coordinator:
     """Transactions of one store.
 
@@ -101,6 +105,7 @@ class Coordinator:
         store.extents.keep()
         self._boot = boot_id()
         self.history = history
+        self._kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.metrics = Metrics()
         self.damage = Damage(self.metrics.failing_parts)
         self.orchestrator = Orchestrator(store, self.damage)
@@ -169,28 +174,34 @@ class Coordinator:
         """
         if snapshot is None:
             snapshot = self.latest()
-        now = stamp_of(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
-        return status_table.opened(
-            txn_id=self.ids.begin() if txn_id is None else txn_id,
-            state=TxnState.OPEN,
-            begin_ts=now,
-            snapshot_ts=snapshot,
-            last_update_ts=now,
-            commit_ts=None,
-            timeout=micros,
-            deadline=None if micros is None else clock.monotonic_micros() + micros,
-            boot=self._boot,
-            keepalive=int(keepalive * 1e6),
-            heartbeat_slot=None,
-            isolation=isolation,
-            locking=locking,
-            owner_slot=0,
-            owner_start=0,
-            reason=None,
-            error=None,
-            age_ts=age_ts,
+        kind = micros, isolation, locking, keepalive
+        fields = self._kinds.get(kind)
+        if fields is None:
+            if len(self._kinds) >= _KINDS:
+                self._kinds.clear()
+            fields = self._kinds[kind] = status_table.fields_of(
+                state=TxnState.OPEN,
+                timeout=micros,
+                boot=self._boot,
+                keepalive=int(keepalive * 1e6),
+                isolation=isolation,
+                locking=locking,
+                owner_slot=0,
+                owner_start=0,
+            )
+        row = status_table.opened(fields)
+        own = row.__dict__
+        own["txn_id"] = self.ids.begin() if txn_id is None else txn_id
+        own["snapshot_ts"] = snapshot
+        own["begin_ts"] = own["last_update_ts"] = stamp_of(
+            max(clock.now_micros() << LOGICAL_BITS, snapshot)
         )
+        if micros is not None:
+            own["deadline"] = clock.monotonic_micros() + micros
+        if age_ts is not None:
+            own["age_ts"] = age_ts
+        return row
 
     def write_open(self, row: TxnRow, *, fixed: bool = False, name: str | None = None) -> TxnRow:
         """Store the OPEN row, with an entry in the heartbeat table. Again after a failure is fine.

@@ -16,7 +16,7 @@ that a step of the protocol is one SQLite transaction whatever it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -138,9 +138,14 @@ def late_by(row: TxnRow) -> int:
     return clock.now_micros() - row.begin_ts.micros - row.timeout
 
 
-def opened(**fields: Any) -> TxnRow:
-    """A row of these fields, all of them. Every transaction begins with one: the constructor of
-    a frozen class takes three times as long.
+def fields_of(**known: Any) -> dict[str, Any]:
+    """All fields of a row, for `opened`; None where nothing is known."""
+    return dict.fromkeys(_FIELDS) | known
+
+
+def opened(fields: Mapping[str, Any]) -> TxnRow:
+    """A row of these fields. Every transaction begins with one: the constructor of a frozen class
+    takes three times as long.
     """
     row = object.__new__(TxnRow)
     row.__dict__.update(fields)

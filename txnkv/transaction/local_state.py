@@ -212,16 +212,16 @@ class LocalState:
         return _TOLD[self.at]
 
     def move(self, to: Local) -> None:
-        """Move to another state.
+        """Move to another state. Under the lock.
 
         Raises:
             ValueError: no transaction moves so.
         """
-        with self.lock:
-            if to not in MOVES[self.at]:
-                raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
-            self.at = to
-            self.stored = self.stored or to is Local.STORED
+        if to not in MOVES[self.at]:
+            raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
+        self.at = to
+        if to is Local.STORED:
+            self.stored = True
 
     def settle(
         self, attempt: Attempt, stamp: Timestamp | None, error: BaseException | None = None

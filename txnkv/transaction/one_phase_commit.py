@@ -58,13 +58,18 @@ def is_brief(context: TxnContext, ending: threading.RLock | None) -> bool:
     """
     if context.local.at is not Local.IN_MEMORY or context.row.deadline is None:
         return False
-    for lock in (context.lock, ending):
-        if lock is not None:
-            if not lock.acquire(blocking=False):
-                return False
-            lock.release()
-    sessions = context.sessions
-    return all(each.flush_mode == "manual" and each.waiting() <= _FEW for each in sessions)
+    lock = context.lock
+    if not lock.acquire(False):
+        return False
+    lock.release()
+    if ending is not None:
+        if not ending.acquire(blocking=False):
+            return False
+        ending.release()
+    for each in context.sessions:
+        if each.flush_mode != "manual" or each.waiting() > _FEW:
+            return False
+    return True
 
 
 def commit_small(context: TxnContext) -> Timestamp | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -52,18 +52,16 @@ class Transaction(Closing):
     `deserialize` does neither. Once dropped it is aborted when its keepalive time has passed.
     """
 
+    _own_session: Session | None = None
+    _heart: Heart | None = None
     _elsewhere = "hand on txn.serialize(), and join by Transaction.deserialize(client, token)"
 
     def __init__(
         self, connection: Connection, context: TxnContext, *, joined: bool, keepalive: bool
     ) -> None:
-        self.connection = connection
-        self._own_session: Session | None = None
+        self.connection, self.context = connection, context
         self._rows = SessionRows(NO_LIMIT)  # of single calls
-        self.context = context
         self._joined, self._keepalive = joined, keepalive
-        self._heart: Heart | None = None
-        self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
         if context.local.stored:
@@ -267,7 +265,7 @@ class Transaction(Closing):
     def close(self) -> None:
         """Stop heartbeats from this handle. Ends nothing; twice is fine."""
         heart, self._heart, self._keepalive = self._heart, None, False
-        if heart is not None and os.getpid() == self._pid:
+        if heart is not None and os.getpid() == heart.pid:
             self.context.instance.coordinator.heartbeats.remove(heart)
 
     # -- tokens ------------------------------------------------------------------------
@@ -485,7 +483,7 @@ class Transaction(Closing):
         self.connection.require_open()
         self.context.require_open("read")
         if self._rows.runs:
-            self._write_rows(self._rows)
+            self._write_rows(self._write_few_at_once)
         for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
@@ -507,7 +505,7 @@ class Transaction(Closing):
                 return
             try:
                 if flush and self._rows.runs:
-                    self._write_rows(self._rows)
+                    self._write_rows(self._write_few)
                 for session in context.sessions if flush else ():
                     session.flush_for_commit()
                 if context.unsettled:
@@ -517,23 +515,25 @@ class Transaction(Closing):
                     self.abort_for(str(error))
                 raise
 
-    def _write_rows(self, rows: SessionRows) -> None:
+    def _write_rows(self, write_few: Callable[[], None]) -> None:
         """Write the rows that wait; a session does what is more, and tells of what is refused."""
         if self._own_session is None and self.context.local.at is Local.IN_MEMORY:
-            self._write_few(rows)
-        if rows.runs or self._own_session is not None:
+            write_few()
+        if self._rows.runs or self._own_session is not None:
             self._session().flush_for_commit()
 
-    @brief  # else an interrupted read could lose the rows that it has taken
-    def _write_few(self, rows: SessionRows) -> None:
+    def _write_few(self) -> None:
         """Write what waits; where rows are refused, a session knows of them."""
         refused: list[Outcome] = []
         with (context := self.context).lock:
             try:
-                rows.write(context, refused.append, context.lock, counted=False)
+                self._rows.write(context, refused.append, context.lock, counted=False)
             finally:
                 for outcome in refused:
                     self._session().keep(outcome)
+
+    # Of a read, which an interruption would else end with the rows that it has taken.
+    _write_few_at_once = brief(_write_few)
 
     @property
     def _gate(self) -> Any:

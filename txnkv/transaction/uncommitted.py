@@ -13,6 +13,7 @@ inside one SQLite transaction; or all are staged, when it turns large.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,6 +31,7 @@ class Heart:
     """A transaction for which the heartbeater beats, as long as a handle refers to this object."""
 
     def __init__(self, row: TxnRow) -> None:
+        self.pid = os.getpid()
         self.txn_id = row.txn_id
         self.heartbeat_slot = row.heartbeat_slot
         self.keepalive = row.keepalive
