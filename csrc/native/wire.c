@@ -243,10 +243,12 @@ static PyObject *get_bytes(reader_t *in) {
 
 static PyObject *get_list(reader_t *in, int depth) {
     const int64_t n = take_count(in);
-    PyObject *made = n < 0 ? NULL : PyList_New((Py_ssize_t)n);
+    /* It grows with what comes: lists in lists may each say how many bytes are left. */
+    PyObject *made = n < 0 ? NULL : PyList_New(0);
     for (int64_t i = 0; made != NULL && i < n; i++) {
         PyObject *item = get_value(in, depth + 1);
-        if (item == NULL || PyList_SetItem(made, (Py_ssize_t)i, item) < 0) Py_CLEAR(made);
+        if (item == NULL || PyList_Append(made, item) < 0) Py_CLEAR(made);
+        Py_XDECREF(item);
     }
     return made;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -101,6 +102,20 @@ def test_other_bytes_are_a_value_or_refused(at: int, byte: int, more: bytes) -> 
 def test_a_length_is_not_believed(kind: bytes) -> None:
     with pytest.raises(ValueError, match="ends before a value does"):
         unpack(kind + struct.pack("<I", 2**32 - 1) + b"N" * 100)
+
+
+def test_lists_that_are_not_there_take_no_memory() -> None:
+    """Each says that it has as many items as there are bytes behind it."""
+    size, deep = 1 << 20, 90
+    heads = b"".join(b"l" + struct.pack("<I", size - 5 * (n + 1)) for n in range(deep))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="kind 0"):
+            unpack(heads.ljust(size, b"\0"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * size
 
 
 def test_a_message_gives_no_more_bytes_than_it_has() -> None:
