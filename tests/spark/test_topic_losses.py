@@ -18,6 +18,8 @@ from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 
 from .topic_tools import (
+    BUFFERS,
+    ORDERS,
     Query,
     close_clients,
     opened,
@@ -28,9 +30,6 @@ from .topic_tools import (
 )
 
 pytestmark = pytest.mark.spark
-
-BUFFERS = pytest.mark.parametrize("buffer", ["marker", "sidecar"])
-ORDERS = pytest.mark.parametrize("order", ["offset", "commit"])
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ import pytest
 
 import txnkv
 
-from .test_topic_stream import BUFFERS, ORDERS
-from .topic_tools import Query, close_clients, options, send, values
+from .topic_tools import BUFFERS, ORDERS, Query, close_clients, options, send, values
 
 pytestmark = pytest.mark.spark
 

@@ -18,6 +18,8 @@ from txnkv.topics.read.topic_planner import share
 from txnkv.topics.topic_catalog import TopicOptions
 
 from .topic_tools import (
+    BUFFERS,
+    ORDERS,
     Query,
     batch_read,
     close_clients,
@@ -30,9 +32,6 @@ from .topic_tools import (
 )
 
 pytestmark = pytest.mark.spark
-
-BUFFERS = pytest.mark.parametrize("buffer", ["marker", "sidecar"])
-ORDERS = pytest.mark.parametrize("order", ["offset", "commit"])
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import txnkv
 from txnkv.spark import worker_client
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.source import TxnkvDataSource
+
+BUFFERS = pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+ORDERS = pytest.mark.parametrize("order", ["offset", "commit"])
 
 Rows = list[list[dict[str, Any]]]
 """Rows that the tasks of a batch gave, task by task."""
