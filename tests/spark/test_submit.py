@@ -109,7 +109,7 @@ def submit(
         "PYTHONPATH": ":".join(map(str, along)),
     }
     done = subprocess.run(
-        order, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        order, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout
     return [line.split()[2] for line in done.stdout.splitlines() if line.startswith("worker ")]
