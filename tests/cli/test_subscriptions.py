@@ -75,8 +75,8 @@ def test_consumer_groups_are_listed_too(messages, run):
         broker = Broker(messages, None)
         for group, partition, offset in (("g", 0, 1), ("g", 1, 9), ("f", 1, 0)):
             now = datetime.now(UTC)
-            broker.offsets.upsert((group, "events", partition, offset, None, now, None))
-        broker.offsets.upsert(("h", "another", 0, 0, None, now, None))
+            broker.offsets.upsert((group, "events", partition, offset, None, now, None, None))
+        broker.offsets.upsert(("h", "another", 0, 0, None, now, None, None))
         broker.close()
         client.topic("events").subscribe("alone").close()
         found = run("group", "list", messages, "events", "--json").json

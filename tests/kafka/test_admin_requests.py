@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,118 @@ def test_topics_are_made_by_being_asked_for_where_the_server_is_told_so(
     wire.ask("SaslAuthenticate", auth_bytes=f"\0ann\0{token}".encode())
     assert asked_for(wire, "t", **allowed) == (0, 3)
     assert asked_for(wire, "u", **allowed) == missing
+
+
+def metadata_of(wire: Wire, **topic: Any) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = wire.ask("Metadata", topics=[topic])["topics"]
+    return found
+
+
+def test_a_topic_made_again_has_another_id(store: txnkv.Client, wire: Wire) -> None:
+    store.create_topic("t", partitions=3)
+    store.create_topic("u")
+    before = metadata_of(wire, name="t")["topic_id"]
+    found = metadata_of(wire, name=None, topic_id=before)
+    assert (found["name"], len(found["partitions"]), found["topic_id"]) == ("t", 3, before)
+    assert metadata_of(wire, name="u")["topic_id"] != before
+    store.drop_topic("t")
+    store.create_topic("t")
+    after = metadata_of(wire, name="t")["topic_id"]
+    assert after not in (before, bytes(16))
+    missing = metadata_of(wire, name=None, topic_id=before)
+    assert (missing["name"], missing["error_code"]) == (None, Code.UNKNOWN_TOPIC_ID)
+    assert wire.ask("Metadata", 9, topics=[{"name": "t"}])["topics"][0]["error_code"] == 0
+
+
+def test_the_message_with_the_latest_time(store: txnkv.Client, wire: Wire) -> None:
+    def newest() -> tuple[int, int]:
+        asked = {"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}
+        topics = [{"name": "t", "partitions": [asked]}]
+        (found,) = wire.ask("ListOffsets", replica_id=-1, topics=topics)["topics"][0]["partitions"]
+        return found["offset"], found["timestamp"]
+
+    store.create_topic("t")
+    assert newest() == (-1, -1)
+    for millis in (100, 400, 400, 250):
+        when = datetime.fromtimestamp(millis / 1000, UTC)
+        with store.new_session() as session:
+            session.send("t", b"v", timestamp=when)
+    assert newest() == (1, 400)
+
+
+def test_rights_are_told_where_they_are_asked_for(
+    store: txnkv.Client,
+    serve: Callable[..., KafkaServer],
+    dial: Callable[[KafkaServer], Wire],
+    tmp_path: Path,
+) -> None:
+    for name in ("ours", "theirs"):
+        store.create_topic(name)
+    token = add_user(tmp_path / "users.toml", "ann", "write", ["*"], ["ours"])
+    wire = dial(serve(Users(tmp_path / "users.toml")))
+    wire.ask("SaslHandshake", mechanism="PLAIN")
+    wire.ask("SaslAuthenticate", auth_bytes=f"\0ann\0{token}".encode())
+    read, write, describe, see = 1 << 3, 1 << 4, 1 << 8, 1 << 10
+
+    def told(answer: dict[str, Any]) -> int:
+        found: int = answer["topics"][0]["topic_authorized_operations"]
+        return found
+
+    names = [{"name": "ours"}]
+    asked = {"include_topic_authorized_operations": True}
+    assert told(wire.ask("Metadata", topics=names)) == -(1 << 31)
+    assert told(wire.ask("Metadata", topics=names, **asked)) == read | write | describe | see
+    everybody = dial(serve())
+    assert told(everybody.ask("Metadata", topics=names, **asked)).bit_count() == 8
+    cluster = everybody.ask("DescribeCluster", include_cluster_authorized_operations=True)
+    assert cluster["cluster_authorized_operations"].bit_count() == 7
+    group = {"groups": ["g"], "include_authorized_operations": True}
+    (found,) = everybody.ask("DescribeGroups", **group)["groups"]
+    assert found["authorized_operations"] == read | describe | 1 << 6
+
+
+# -- offsets of groups -----------------------------------------------------------------
+
+
+def test_offsets_with_epochs_are_forgotten_one_by_one(store: txnkv.Client, wire: Wire) -> None:
+    store.create_topic("t", partitions=2)
+    committed = [
+        {"partition_index": n, "committed_offset": n, "committed_leader_epoch": 6 + n}
+        for n in range(2)
+    ]
+    group = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+    wire.ask("OffsetCommit", **group, topics=[{"name": "t", "partitions": committed}])
+
+    def left() -> list[tuple[int, int]]:
+        topics = [{"name": "t", "partition_indexes": [0, 1]}]
+        answer = wire.ask("OffsetFetch", groups=[{"group_id": "g", "topics": topics}])
+        rows = answer["groups"][0]["topics"][0]["partitions"]
+        return [(row["committed_offset"], row["committed_leader_epoch"]) for row in rows]
+
+    def forget(name: str, group: str = "g") -> int:
+        topics = [{"name": name, "partitions": [{"partition_index": 1}]}]
+        answer = wire.ask("OffsetDelete", group_id=group, topics=topics)
+        found: int = answer["error_code"] or answer["topics"][0]["partitions"][0]["error_code"]
+        return found
+
+    assert left() == [(0, 6), (1, 7)]
+    assert forget("t", "nobody") == Code.GROUP_ID_NOT_FOUND
+    assert forget("none") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    with store.consumer("t", group="g") as member:
+        member.poll(timeout=0)
+        assert forget("t") == Code.GROUP_SUBSCRIBED_TO_TOPIC
+    subscription = b"\0\1\0\0\0\1\0\1t\xff\xff\xff\xff"
+    joined = {"group_id": "g", "session_timeout_ms": 6000, "rebalance_timeout_ms": 6000}
+    protocols = [{"name": "range", "metadata": subscription}]
+    kind = {"member_id": "", "protocol_type": "consumer", "protocols": protocols}
+    member_id = wire.ask("JoinGroup", 3, **joined, **kind)["member_id"]
+    assert forget("t") == Code.GROUP_SUBSCRIBED_TO_TOPIC
+    wire.ask("LeaveGroup", 2, group_id="g", member_id=member_id)
+    assert (forget("t"), left()) == (0, [(0, 6), (-1, -1)])
+    (listed,) = wire.ask("ListGroups", types_filter=["Classic"])["groups"]
+    assert (listed["group_id"], listed["group_type"]) == ("g", "classic")
+    assert wire.ask("ListGroups", types_filter=["consumer"])["groups"] == []
 
 
 # -- options ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from txnkv.kafka import consumer_groups
 from txnkv.kafka.answer_codes import Code, KafkaError
 from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, Groups, JoinRequest
 
@@ -36,6 +37,12 @@ def others() -> Any:
         yield pool
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first member does not wait for others."""
+    monkeypatch.setattr(consumer_groups, "_GATHER", 0)
+
+
 def until(condition: Any) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -54,6 +61,22 @@ def test_one_member_leads_itself() -> None:
     refused(Code.UNKNOWN_MEMBER_ID, group.heartbeat, "b", None, 1)
     assert group.leave(id, None) == id
     assert group.look() == (EMPTY, [])
+
+
+def test_members_that_begin_together_make_one_round(
+    others: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_groups, "_GATHER", 1)
+    group = ConsumerGroup("g")
+    begin = time.monotonic()
+    waiting = []
+    for name in ("a", "b", "c"):
+        waiting.append(others.submit(group.join, asking(name), running))
+        until(lambda: len(group.members) == len(waiting))
+    rounds = [each.result(60)[1] for each in waiting]
+    assert {each.generation for each in rounds} == {1}
+    assert sorted(len(each.members) for each in rounds) == [0, 0, 3]
+    assert time.monotonic() - begin >= 1
 
 
 def test_a_second_member_makes_the_first_join_again(others: ThreadPoolExecutor) -> None:

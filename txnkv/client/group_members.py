@@ -55,6 +55,7 @@ _OFFSETS: Final = Schema(
         "metadata": "string?",
         "committed": "timestamp[us, tz=UTC]",
         "member": "int64?",
+        "leader_epoch": "int32?",
     },
     primary_key=["group", "topic", "partition"],
 )
@@ -89,7 +90,7 @@ def offsets_table(client: GroupClient) -> Table:
     """Return the table of positions; it is made at its first use."""
     with suppress(TableNotFoundError):
         found = client.table(OFFSETS_TABLE)
-        if "member" in found.schema.names:
+        if found.schema.names == _OFFSETS.names:
             return found
     return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
 

@@ -8,9 +8,10 @@ A version below the first flexible one has lengths of 2 and 4 bytes; from it on 
 the length and one, and each struct ends with tagged fields: none of ours, and those of a client are
 passed over. `wire_codec` reads and writes all of it by these tables.
 
-Versions that name topics by ids are left out (Metadata 10, Produce 13, Fetch 13, DeleteTopics 6,
-CreateTopics 7), and so are those of the second version of transactions and of groups without a
-leader. Clients take the latest version that both know.
+Versions that name topics by ids are left out (Produce 13, Fetch 13, DeleteTopics 6, CreateTopics
+7) but for those of Metadata, by which clients learn that a topic was dropped and made again; and so
+are those of the second version of transactions and of groups without a leader. Clients take the
+latest version that both know.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ _TABLE: Final = """
     partitions[partition_index:i32 error_code:i16 high_watermark:i64 last_stable_offset:i64
     log_start_offset:i64@5+ aborted_transactions?[producer_id:i64 first_offset:i64]
     preferred_read_replica:i32@11+ records:records?]]
-2 ListOffsets 1-6 6
+2 ListOffsets 1-7 6
   > replica_id:i32 isolation_level:i8@2+ topics[name:str partitions[partition_index:i32
     current_leader_epoch:i32@4+ timestamp:i64]]
   < throttle_time_ms:i32@2+ topics[name:str partitions[partition_index:i32 error_code:i16
     timestamp:i64 offset:i64 leader_epoch:i32@4+]]
-3 Metadata 0-9 9
-  > topics?[name:str] allow_auto_topic_creation:bool@4+
-    include_cluster_authorized_operations:bool@8+
+3 Metadata 0-12 9
+  > topics?[topic_id:uuid@10+ name:str?] allow_auto_topic_creation:bool@4+
+    include_cluster_authorized_operations:bool@8-10
     include_topic_authorized_operations:bool@8+
   < throttle_time_ms:i32@3+ brokers[node_id:i32 host:str port:i32 rack:str?@1+]
-    cluster_id:str?@2+ controller_id:i32@1+ topics[error_code:i16 name:str
-    is_internal:bool@1+ partitions[error_code:i16 partition_index:i32 leader_id:i32
-    leader_epoch:i32@7+ replica_nodes:[]i32 isr_nodes:[]i32 offline_replicas:[]i32@5+]
-    topic_authorized_operations:i32@8+] cluster_authorized_operations:i32@8+
+    cluster_id:str?@2+ controller_id:i32@1+ topics[error_code:i16 name:str?
+    topic_id:uuid@10+ is_internal:bool@1+ partitions[error_code:i16 partition_index:i32
+    leader_id:i32 leader_epoch:i32@7+ replica_nodes:[]i32 isr_nodes:[]i32 offline_replicas:[]i32@5+]
+    topic_authorized_operations:i32@8+] cluster_authorized_operations:i32@8-10
 8 OffsetCommit 2-8 8
   > group_id:str generation_id_or_member_epoch:i32 member_id:str group_instance_id:str?@7+
     retention_time_ms:i64@2-4 topics[name:str partitions[partition_index:i32
@@ -94,10 +95,10 @@ _TABLE: Final = """
     protocol_type:str protocol_data:str members[member_id:str group_instance_id:str?@4+
     client_id:str client_host:str member_metadata:bytes member_assignment:bytes]
     authorized_operations:i32@3+]
-16 ListGroups 0-4 3
-  > states_filter:[]str@4+
+16 ListGroups 0-5 3
+  > states_filter:[]str@4+ types_filter:[]str@5+
   < throttle_time_ms:i32@1+ error_code:i16 groups[group_id:str protocol_type:str
-    group_state:str@4+]
+    group_state:str@4+ group_type:str@5+]
 17 SaslHandshake 0-1 none
   > mechanism:str
   < error_code:i16 mechanisms:[]str
@@ -171,6 +172,10 @@ _TABLE: Final = """
     value:str?]] validate_only:bool
   < throttle_time_ms:i32 responses[error_code:i16 error_message:str? resource_type:i8
     resource_name:str]
+47 OffsetDelete 0-0 none
+  > group_id:str topics[name:str partitions[partition_index:i32]]
+  < error_code:i16 throttle_time_ms:i32 topics[name:str partitions[partition_index:i32
+    error_code:i16]]
 60 DescribeCluster 0-1 0
   > include_cluster_authorized_operations:bool endpoint_type:i8@1+
   < throttle_time_ms:i32 error_code:i16 error_message:str? endpoint_type:i8@1+
@@ -198,7 +203,7 @@ class Field:
     """One field of a request or an answer.
 
     Attributes:
-        kind: "i8" to "i64", "u16", "bool", "str", "bytes", "records", or "struct".
+        kind: "i8" to "i64", "u16", "bool", "uuid", "str", "bytes", "records", or "struct".
         array: it is an array of these.
         nullable: it may be null.
         first, last: versions that have it.

@@ -38,6 +38,27 @@ from txnkv.transaction import Transaction
 NODE: Final = 0
 """The number of the one broker."""
 
+(_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE, _CLUSTER, _SEE, _SET, _IDEMPOTENT) = range(
+    3, 13
+)
+OPERATIONS: Final[dict[str, dict[Right, tuple[int, ...]]]] = {
+    "topic": {
+        "read": (_READ, _DESCRIBE, _SEE),
+        "write": (_WRITE, _DESCRIBE),
+        "admin": (_CREATE, _DELETE, _ALTER, _DESCRIBE, _SEE, _SET),
+    },
+    "group": {"read": (_READ, _DESCRIBE), "admin": (_DELETE,)},
+    "cluster": {
+        "read": (_DESCRIBE, _SEE),
+        "write": (_IDEMPOTENT,),
+        "admin": (_CREATE, _ALTER, _CLUSTER, _DESCRIBE, _SEE, _SET),
+    },
+}
+"""Kafka's operations that a right allows on a thing, by their numbers."""
+
+UNSAID: Final = -(1 << 31)
+"""Operations that nobody asked for."""
+
 _WORK_BYTES: Final = 256 << 20
 
 _SENDERS: Final = 1000
@@ -141,6 +162,14 @@ class Peer:
         """Tell whether the user has a right, to a topic or at all."""
         about = None if topic is None else About("topic", topic)
         return self.user is not None and self.user.may(right, about)
+
+    def operations(self, kind: str, asked: bool | None, topic: str | None = None) -> int:
+        """Return the bits of what the user may do with a topic, or all groups, or the cluster."""
+        if not asked:
+            return UNSAID
+        rights = [right for right in OPERATIONS[kind] if self.may(right, topic)]
+        allowed = {each for right in rights for each in OPERATIONS[kind][right]}
+        return sum(1 << each for each in allowed)
 
     def require(self, right: Right, topic: str) -> None:
         """Refuse what the user may not do.

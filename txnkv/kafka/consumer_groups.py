@@ -38,6 +38,10 @@ _LEAST_SESSION, _MOST_SESSION = 1_000, 1_800_000
 _SLICE: Final = 0.25
 """Seconds of a wait, after which it looks whether the server stops, and who is gone."""
 
+_GATHER: Final = 0.5
+"""Seconds for which the first members of a group wait for others that begin with them, anew with
+each that comes: else each of them would make a round of its own."""
+
 _MOST_MEMBERS: Final = 10_000
 _MOST_GROUPS: Final = 10_000
 """Past that those without members are forgotten, whose offsets are rows; others are refused."""
@@ -117,7 +121,7 @@ class ConsumerGroup:
         self.changed = new_condition()
         self.writing = 0
         self._expected: set[str] = set()
-        self._until = 0.0
+        self._until = self._gathered = 0.0
 
     # -- join --------------------------------------------------------------------------
 
@@ -133,6 +137,8 @@ class ConsumerGroup:
         with self.changed:
             self._expire()
             static = self._static(asked)
+            begins = not self.members
+            count = len(self.members)
             member = self._admit(asked)
             if static is not None and member is not static and self._is_same(static, asked):
                 member.protocols = dict(asked.protocols)
@@ -141,6 +147,9 @@ class ConsumerGroup:
                 return member.id, self._told(member)
             member.protocols = dict(asked.protocols)
             self._prepare()
+            now = time.monotonic()
+            if begins or (now < self._gathered and len(self.members) > count):
+                self._gathered = now + _GATHER
             member.joined = True
             before = self.generation
             self._complete_if_all()
@@ -249,7 +258,7 @@ class ConsumerGroup:
                 del self.members[member.id]
         if not self.members or not all(m.joined for m in self.members.values()):
             return
-        if self.writing:
+        if self.writing or time.monotonic() < self._gathered:
             return
         self.generation += 1
         common = set.intersection(*(set(m.protocols) for m in self.members.values()))
@@ -396,7 +405,8 @@ class ConsumerGroup:
                 self._remove(member.id)
 
     def _wait(self, require_running: Callable[[], None]) -> None:
-        self.changed.wait(_SLICE)
+        gathers = self._gathered - time.monotonic()
+        self.changed.wait(min(_SLICE, gathers) if gathers > 0 else _SLICE)
         require_running()
         self._expire()
 

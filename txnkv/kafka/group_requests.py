@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,9 +20,10 @@ from txnkv.kafka.transaction_requests import named_producer
 from txnkv.kafka.transactional_ids import OffsetKey
 from txnkv.kafka.wire_codec import KafkaRequest
 
-_UNSAID: Final = -(1 << 31)
 _METADATA_MOST: Final = 4096
 _CONSUMER: Final = "consumer"
+_CLASSIC: Final = "classic"
+"""All groups here are of this type: the newer protocol of consumers is not spoken."""
 
 
 def find_coordinator(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
@@ -168,8 +170,9 @@ def _committed(broker: Broker, peer: Peer, body: Mapping[str, Any]) -> tuple[_Co
                 continue
             key = (body["group_id"], *place)
             row = dict(zip(("group", "topic", "partition"), key, strict=True))
+            epoch = each.get("committed_leader_epoch", -1)
             rest = {"offset": each["committed_offset"], "metadata": text, "committed": now}
-            rows[key] = row | rest
+            rows[key] = row | rest | {"leader_epoch": None if epoch < 0 else epoch}
     return rows, refused
 
 
@@ -276,10 +279,11 @@ def _offsets_of(
         partitions = []
         for number in numbers:
             row = known.get((name, number), {})
+            epoch = row.get("leader_epoch")
             answer = {
                 "partition_index": number,
                 "committed_offset": row.get("offset", -1),
-                "committed_leader_epoch": -1,
+                "committed_leader_epoch": -1 if epoch is None else epoch,
                 "metadata": row.get("metadata") or "",
             }
             if not peer.may("read", name):
@@ -305,6 +309,9 @@ def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[st
     if not peer.may("read"):
         return {}
     states = set(request.body.get("states_filter") or [])
+    types = {each.lower() for each in request.body.get("types_filter") or [_CLASSIC]}
+    if _CLASSIC not in types:
+        return {}
     groups = []
     for id in sorted({*_with_offsets(broker), *broker.groups.names()}):
         group = broker.groups.find(id)
@@ -313,7 +320,8 @@ def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[st
             state = STABLE
         if not states or state in states:
             kind = _CONSUMER if group is None else group.protocol_type
-            groups.append({"group_id": id, "protocol_type": kind, "group_state": state})
+            told = {"group_id": id, "protocol_type": kind, "group_state": state}
+            groups.append(told | {"group_type": _CLASSIC})
     return {"groups": groups}
 
 
@@ -321,7 +329,8 @@ def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappin
     groups = []
     known = _with_offsets(broker)
     for id in request.body["groups"]:
-        answer: dict[str, Any] = {"group_id": id, "authorized_operations": _UNSAID}
+        rights = peer.operations("group", request.body.get("include_authorized_operations"))
+        answer: dict[str, Any] = {"group_id": id, "authorized_operations": rights}
         group = broker.groups.find(id)
         if not peer.may("read"):
             answer["error_code"] = Code.GROUP_AUTHORIZATION_FAILED
@@ -390,6 +399,54 @@ def delete_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
     return {"results": results}
 
 
+def _subscribed(broker: Broker, id: str) -> set[str]:
+    """The topics that live members of a group read."""
+    found = {row["topic"] for row in live_members(broker.client, id)}
+    group = broker.groups.find(id)
+    for member in () if group is None else group.look()[1]:
+        for metadata in member.protocols.values():
+            with suppress(struct.error, UnicodeDecodeError):
+                # A client's ConsumerProtocol: version, and its topics.
+                (count,), at = struct.unpack_from(">i", metadata, 2), 6
+                for _ in range(min(count, len(metadata))):
+                    (size,) = struct.unpack_from(">h", metadata, at)
+                    found.add(metadata[at + 2 : at + 2 + size].decode())
+                    at += 2 + size
+    return found
+
+
+def delete_offsets(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Forget what a group has committed of some partitions that no member of it reads."""
+    id, table = request.body["group_id"], broker.offsets
+    if not peer.may("admin"):
+        return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
+    if broker.groups.find(id) is None and id not in _with_offsets(broker):
+        return {"error_code": Code.GROUP_ID_NOT_FOUND}
+    subscribed = _subscribed(broker, id)
+    topics, keys = [], []
+    for topic in request.body["topics"]:
+        name, found = topic["name"], []
+        for each in topic["partitions"]:
+            number, code = each["partition_index"], Code.NONE
+            try:
+                broker.partition(peer, "read", name, number)
+                if name in subscribed:
+                    raise KafkaError(Code.GROUP_SUBSCRIBED_TO_TOPIC)
+                keys.append((id, name, number))
+            except Exception as error:
+                code = code_of(error)[0]
+            found.append({"partition_index": number, "error_code": code})
+        topics.append({"name": name, "partitions": found})
+
+    def delete(txn: Any) -> None:
+        for key in keys:
+            txn.delete_ignore(table, key)
+
+    if keys:
+        broker.client.run(delete)
+    return {"topics": topics}
+
+
 HANDLERS: Final[dict[int, Handler]] = {
     8: commit,
     9: fetch_offsets,
@@ -402,5 +459,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     16: list_groups,
     28: commit_in_transaction,
     42: delete_groups,
+    47: delete_offsets,
 }
 """By number of the request."""

@@ -41,7 +41,10 @@ from txnkv.topics import (
 )
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LATEST, _EARLIEST = -1, -2
+_LATEST, _EARLIEST, _NEWEST = -1, -2, -3
+_LAST_MILLIS: Final = 253_402_300_799_999
+"""The last millisecond that a datetime has."""
+
 _MOST_WAIT_MILLIS: Final = 60_000
 _MOST_FETCH_BYTES: Final = 32 << 20
 """The most of one answer, whatever a client asks for."""
@@ -368,6 +371,8 @@ def _offset_of(
         return ends.start, -1
     if millis == _LATEST:
         return ends.last_stable_offset if committed else ends.high_watermark, -1
+    if millis == _NEWEST:
+        return _newest(broker, partition)
     if millis < 0:
         raise KafkaError(Code.INVALID_REQUEST, f"there is no offset {millis}")
     try:
@@ -384,6 +389,27 @@ def _offset_of(
         return -1, -1
     micros = row.column("timestamp").cast(pa.int64())[0].as_py()
     return offset, micros // 1000
+
+
+def _newest(broker: Broker, partition: Partition) -> tuple[int, int]:
+    """The offset of the message with the latest time, the first of them, and its time."""
+
+    def first(millis: int) -> int | None:
+        when = _EPOCH + timedelta(milliseconds=millis)
+        return offset_for_time(broker.engine, partition, when)
+
+    low, high = 0, _LAST_MILLIS
+    found = first(low)
+    if found is None:
+        return -1, -1
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = first(middle)
+        if at is None:
+            high = middle - 1
+        else:
+            low, found = middle, at
+    return found, low
 
 
 def delete_records(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:

@@ -7,8 +7,9 @@ that clients are told is the one at which they have come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Final
 
 from txnkv.errors import (
@@ -24,9 +25,6 @@ from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.server import SCRAM, ScramExchange, Users
 from txnkv.topics import TopicInfo, TopicOptions
 
-_UNSAID: Final = -(1 << 31)
-"""Rights that nobody asked for."""
-
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC, _BROKER = 2, 4
 _PLAIN: Final = "PLAIN"
@@ -36,25 +34,53 @@ _PLAIN: Final = "PLAIN"
 
 def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Topics with their partitions, and the broker."""
-    asked = request.body["topics"]
+    body = request.body
+    asked = body["topics"]
     every = asked is None or (request.version == 0 and not asked)
-    if broker.new_partitions and not every and request.body.get("allow_auto_topic_creation", True):
-        _make_missing(broker, peer, [each["name"] for each in asked])
+    named = [] if every else [each["name"] for each in asked if each["name"] is not None]
+    if broker.new_partitions and body.get("allow_auto_topic_creation", True):
+        _make_missing(broker, peer, named)
     there = broker.engine.names()  # once: a name that is not there would be looked up for itself
-    names = there if every else [each["name"] for each in asked]
+    topics: list[dict[str, Any]] = []
+    if len(named) < len(asked or ()):
+        ids = [each["topic_id"] for each in asked if each["name"] is None]
+        named, topics = _by_ids(broker, named, ids, there)
     known = frozenset(there)
-    topics = []
-    for name in names:
+    for name in there if every else named:
         if every and not peer.may("read", name) and not peer.may("write", name):
             continue
-        topics.append(_described(broker, peer, name, known))
+        found = _described(broker, peer, name, known)
+        rights = body.get("include_topic_authorized_operations")
+        found["topic_authorized_operations"] = peer.operations("topic", rights, name)
+        topics.append(found)
     return {
         "brokers": [{"node_id": NODE, "host": peer.host, "port": peer.port}],
         "cluster_id": broker.cluster_id,
         "controller_id": NODE,
         "topics": topics,
-        "cluster_authorized_operations": _UNSAID,
+        "cluster_authorized_operations": peer.operations(
+            "cluster", body.get("include_cluster_authorized_operations")
+        ),
     }
+
+
+def _id_of(broker: Broker, topic: TopicInfo) -> bytes:
+    """An id that no other topic has, one that is made later under the same name neither."""
+    return sha256(f"{broker.cluster_id}/{topic.id}".encode()).digest()[:16]
+
+
+def _by_ids(
+    broker: Broker, names: list[str], ids: list[bytes], there: Iterable[str]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Names with those of ids, and the answers for ids that there are not."""
+    topics = filter(None, map(broker.engine.find, there))
+    known = {_id_of(broker, each): each.name for each in topics}
+    missing: list[dict[str, Any]] = [
+        {"name": None, "topic_id": id, "error_code": Code.UNKNOWN_TOPIC_ID}
+        for id in ids
+        if id not in known
+    ]
+    return names + [known[id] for id in ids if id in known], missing
 
 
 def _make_missing(broker: Broker, peer: Peer, names: list[str]) -> None:
@@ -66,7 +92,7 @@ def _make_missing(broker: Broker, peer: Peer, names: list[str]) -> None:
 
 
 def _described(broker: Broker, peer: Peer, name: str, known: Set[str]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"name": name, "topic_authorized_operations": _UNSAID}
+    answer: dict[str, Any] = {"name": name}
     try:
         if not peer.may("read", name):
             peer.require("write", name)
@@ -87,7 +113,7 @@ def _described(broker: Broker, peer: Peer, name: str, known: Set[str]) -> dict[s
         }
         for number in range(len(found.partitions))
     ]
-    return answer | {"partitions": partitions}
+    return answer | {"partitions": partitions, "topic_id": _id_of(broker, found)}
 
 
 def describe_cluster(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
@@ -96,7 +122,9 @@ def describe_cluster(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
         "cluster_id": broker.cluster_id,
         "controller_id": NODE,
         "brokers": [{"broker_id": NODE, "host": peer.host, "port": peer.port}],
-        "cluster_authorized_operations": _UNSAID,
+        "cluster_authorized_operations": peer.operations(
+            "cluster", request.body["include_cluster_authorized_operations"]
+        ),
     }
 
 

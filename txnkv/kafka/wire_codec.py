@@ -28,6 +28,7 @@ _NUMBERS: Final = {
     "bool": struct.Struct(">?"),
 }
 _I16, _I32 = _NUMBERS["i16"], _NUMBERS["i32"]
+_UUID_BYTES: Final = 16
 _MOST_ELEMENTS: Final = 20_000
 """The most of all arrays of a request: each takes far more memory than bytes."""
 
@@ -162,6 +163,10 @@ class _Reader:
             return self.text()
         if field.kind == "struct":
             return self.struct(field.fields)
+        if field.kind == "uuid":
+            if len(self.data) - self.at < _UUID_BYTES:
+                raise MalformedError("it ends within an id")
+            return bytes(self.take(_UUID_BYTES))
         size = self.length(short=False)
         return None if size is None else self.take(size)
 
@@ -250,6 +255,8 @@ class _Writer:
             self.parts.append(kind.pack(value))
         elif field.kind == "struct":
             self.struct(field.fields, value)
+        elif field.kind == "uuid":
+            self.parts.append(value)
         elif value is None:
             self.length(-1, short=field.kind == "str")
         else:
@@ -259,6 +266,7 @@ class _Writer:
 
 
 _DEFAULTS: Final[dict[str, Any]] = dict.fromkeys(_NUMBERS, 0) | {
+    "uuid": bytes(_UUID_BYTES),
     "str": "",
     "bytes": b"",
     "records": b"",
