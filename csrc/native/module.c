@@ -29,6 +29,7 @@ static PyMethodDef functions[] = {
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
     {"take_turn", turn_take, METH_O, NULL},
+    {"unpack", (PyCFunction)(void (*)(void))payload_unpack, METH_FASTCALL, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},
     {"wire_pack", (PyCFunction)(void (*)(void))wire_pack, METH_FASTCALL, NULL},
     {"wire_unpack", (PyCFunction)(void (*)(void))wire_unpack, METH_FASTCALL, NULL},

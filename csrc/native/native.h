@@ -28,6 +28,10 @@ struct mem_row_set *mem_set_of(PyObject *object);
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
 PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* unpack(payload, commit_ts) -> kind, id and bytes of each section, if nothing of them is damaged
+ * and they are of this version; else None. */
+PyObject *payload_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 /* wire_pack(value, down) -> bytes and wire_unpack(bytes, up) -> value: see wire.c. */
 PyObject *wire_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *wire_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);

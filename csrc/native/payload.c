@@ -1,4 +1,6 @@
 /* The payload of a small commit, as coordinator/payload.py describes it byte by byte. */
+#include <stdbool.h>
+
 #include "native/native.h"
 
 #include "codec/crc32c.h"
@@ -97,5 +99,52 @@ PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     }
 done:
     if (sections != few) PyMem_Free(sections);
+    return made;
+}
+
+/* Reads the directory at the beginning; false: it is damaged, or of another version. */
+static bool read_directory(const uint8_t *data, size_t len, uint32_t seed, uint32_t *n) {
+    if (len < CRC + HEAD + LENGTH) return false;
+    const size_t most = (len - CRC - HEAD - LENGTH) / (2 * ENTRY);
+    *n = load_le32(data + CRC + 4);
+    return load_le16(data + CRC) == VERSION && *n <= most &&
+           load_le32(data) == crc32c(seed, data + CRC, HEAD + (size_t)*n * ENTRY);
+}
+
+/* Kind, id and bytes of a section; NULL without an error: its checksum does not match. */
+static PyObject *make_section(const uint8_t *entry, const uint8_t *data, uint32_t seed) {
+    const uint32_t len = load_le32(entry + 4);
+    if (load_le32(entry + 8) != crc32c(seed, data, len)) return NULL;
+    return Py_BuildValue("(BKy#)", entry[0], (unsigned long long)load_le64(entry + 16),
+                         (const char *)data, (Py_ssize_t)len);
+}
+
+PyObject *payload_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    char *bytes;
+    Py_ssize_t size;
+    uint32_t n;
+    if (n_args != 2 || PyBytes_AsStringAndSize(args[0], &bytes, &size) < 0) {
+        PyErr_SetString(PyExc_TypeError, "unpack() takes bytes and a commit timestamp");
+        return NULL;
+    }
+    const uint64_t stamp = PyLong_AsUnsignedLongLong(args[1]);
+    if (stamp == UINT64_MAX && PyErr_Occurred() != NULL) return NULL;
+    const uint8_t *data = (const uint8_t *)bytes;
+    const size_t len = (size_t)size;
+    const uint32_t seed = (uint32_t)stamp;
+    if (!read_directory(data, len, seed, &n)) Py_RETURN_NONE;
+    const uint8_t *entries = data + CRC + HEAD;
+    size_t at = CRC + HEAD + (size_t)n * ENTRY, whole = 2 * at + LENGTH;
+    for (uint32_t i = 0; i < n; i++) whole += load_le32(entries + (size_t)i * ENTRY + 4);
+    if (whole != len) Py_RETURN_NONE;
+    PyObject *made = PyList_New((Py_ssize_t)n);
+    for (uint32_t i = 0; made != NULL && i < n; i++) {
+        const uint8_t *entry = entries + (size_t)i * ENTRY;
+        PyObject *section = make_section(entry, data + at, seed);
+        if (section == NULL || PyList_SetItem(made, (Py_ssize_t)i, section) < 0) Py_CLEAR(made);
+        at += load_le32(entry + 4);
+    }
+    if (made == NULL && PyErr_Occurred() == NULL) Py_RETURN_NONE;
     return made;
 }

@@ -18,7 +18,7 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.payload import PayloadError, Section, differs, pack, unpack
+from txnkv.coordinator.payload import PayloadError, Section, differs, pack, unpack, unpack_whole
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -529,7 +529,21 @@ class TestPayload:
             for section, expected in zip(found, right, strict=True):
                 assert (section == expected) == section.is_whole(77)
             assert sum(not section.is_whole(77) for section in found) <= 1
+            plain = unpack_whole(bytes(payload), 77)
+            assert plain is None or plain == [section[:3] for section in right]
             assert differs(bytes(payload), 77)
+
+    def test_what_is_whole_is_known_to_be(self) -> None:
+        for sections in (self.SECTIONS, ()):
+            payload = pack(sections, 77)
+            assert unpack_whole(payload, 77) == [section[:3] for section in sections]
+            assert unpack_whole(payload, 78) is None
+            assert unpack_whole(payload + b"x", 77) is None
+            for cut in range(len(payload)):
+                assert unpack_whole(payload[:cut], 77) is None
+        assert unpack_whole(self.VERSION_1, 77) is None
+        with pytest.raises(TypeError, match="bytes and a commit timestamp"):
+            unpack_whole("x", 77)  # type: ignore[arg-type]
 
     def test_both_directories_damaged(self) -> None:
         payload = bytearray(pack(self.SECTIONS, 77))

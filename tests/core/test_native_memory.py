@@ -153,6 +153,19 @@ def calls() -> dict[str, Callable[[], Any]]:
             raise MemoryError
         return made
 
+    packed, told = core.pack(sections, 9), {"a": [1, 2.5, "x", b"y", None, 2**70], "b": {"c": "d"}}
+
+    def held() -> tuple[int, int, object]:
+        pins, ids = core.PinSet(), core.IdSet()
+        ids.give(0, 40)
+        for _ in range(40):
+            pins.pin(40)
+            if ids.take() is None:
+                raise MemoryError  # as if there were none to be had
+        holding = core.Holding(pins, ids)
+        holding.pin(7)
+        return len(pins), len(ids), holding.snapshot
+
     return {
         "row of a dict": lambda: table.row(ROW),
         "row of a tuple": lambda: table.row(values),
@@ -164,6 +177,9 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a version": lambda: many.get(key(7), 0, 9),
         "a copy": lambda: many.copy(0, 9).serialize(),
         "a payload": lambda: core.pack(sections, 9),
+        "its sections": lambda: core.unpack(packed, 9),
+        "a message between hosts": lambda: core.wire_unpack(core.wire_pack(told, list), list),
+        "what a transaction holds": held,
         "a row that is checked": lambda: check.take(ROW),
         "columns that are missing": lambda: table.missing(check.take(part)),
         "a row over an older one": lambda: table.values(check.take(part), row[1]),

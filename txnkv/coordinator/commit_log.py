@@ -256,11 +256,19 @@ class CommitLog:
                 self._take(section, stamp)
         if last > self._applied:
             self._metrics.tails.add()
+            size = commits = 0
             for stamp, payload in _logged(cur, max(self._applied, flushed), last):
-                for section in self._unpacked(payload, stamp):
-                    self._take(section, stamp)
-                self._count(len(payload))
-                self._metrics.tailed_commits.add()
+                whole = payloads.unpack_whole(payload, stamp)
+                if whole is None:
+                    for section in self._unpacked(payload, stamp):
+                        self._take(section, stamp)
+                else:
+                    for kind, id, data in whole:
+                        self._members[kind].apply(id, data, stamp)
+                size += len(payload)
+                commits += 1
+            self._count(size, commits)
+            self._metrics.tailed_commits.add(commits)
             self._applied = Timestamp(last)
         if (version, catalog_version) != (self.version, self.catalog_version):
             new_epoch()
@@ -323,9 +331,9 @@ class CommitLog:
             if (section.kind, section.id) in lost:
                 self._take(section, stamp)
 
-    def _count(self, size: int) -> None:
+    def _count(self, size: int, commits: int) -> None:
         self.pending_bytes += size
-        self.pending_commits += 1
+        self.pending_commits += commits
         self._metrics.log_bytes.set(self.pending_bytes)
         self._metrics.log_commits.set(self.pending_commits)
 

@@ -85,6 +85,12 @@ pack: Final = core.pack
 """`pack(sections, commit_ts)` is the payload of a commit. A section keeps the checksum it has."""
 
 
+unpack_whole: Final = core.unpack
+"""`unpack_whole(payload, commit_ts)` are kind, id and bytes of each section; None where anything of
+them is damaged, or of another version: `unpack` tells.
+"""
+
+
 def unpack(payload: bytes, commit_ts: int) -> list[Section]:
     """Return the sections of a payload. The caller asks each of them whether it is whole.
 

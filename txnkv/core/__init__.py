@@ -115,6 +115,7 @@ from txnkv.core.native import (
     punch_hole,
     release_pages,
     take_turn,
+    unpack,
     wall_micros,
     wire_pack,
     wire_unpack,

@@ -81,6 +81,7 @@ monotonic_micros = _native.monotonic_micros
 pack = _native.pack
 punch_hole = _native.punch_hole
 take_turn = _native.take_turn
+unpack = _native.unpack
 wall_micros = _native.wall_micros
 wire_pack = _native.wire_pack
 wire_unpack = _native.wire_unpack
