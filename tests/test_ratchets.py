@@ -85,8 +85,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_286, "server": 1_371,
-    "topics": 12_111, "tables": 9_201, "storage": 4_407, "cli": 4_912, "coordinator": 3_068,
-    "transaction": 3_290, "core": 3_378, "spark": 2_268, "client": 4_054, "aio": 577,
+    "topics": 12_111, "tables": 9_201, "storage": 4_407, "cli": 4_924, "coordinator": 3_071,
+    "transaction": 3_290, "core": 3_380, "spark": 2_268, "client": 4_054, "aio": 577,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
@@ -100,7 +101,11 @@ def consume(
             else:
                 way = _way_of_subscription(isolation, order)
                 reader = _Member(found, subscription, shared, start, partitions, follow, way)
-        with stopping(reader.durable), ThreadPoolExecutor(2, "txnkv-json") as pool:
+        with (
+            closing(reader),
+            stopping(reader.durable),
+            ThreadPoolExecutor(2, "txnkv-json") as pool,
+        ):
             for messages in _limited(reader, limit):
                 parts = _halves(messages)
                 lines = partial(message_lines.lines_of, separator=separator, as_json=as_json)
@@ -148,6 +153,9 @@ class Rounds(Protocol):
     def durable(self) -> str:
         """Say what stays of the reading after Ctrl-C."""
 
+    def close(self) -> None:
+        """Give up the place from which it reads."""
+
 
 class _Reader:
     """Rounds by a consumer of the command's own."""
@@ -188,6 +196,9 @@ class _Reader:
 
     def durable(self) -> str:
         return "reading changes nothing"
+
+    def close(self) -> None:
+        self._consumer.close()
 
     def _positions(self) -> list[int]:
         return [self._consumer.position(number) for number in self._consumer.partitions]
@@ -232,6 +243,9 @@ class _Member:
 
     def durable(self) -> str:
         return f"at least {plural(self._acknowledged, 'message')} acknowledged; others come again"
+
+    def close(self) -> None:
+        self._subscription.close()
 
 
 def _way_of_subscription(isolation: str, order: str) -> SubscriptionOptions:
