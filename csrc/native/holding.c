@@ -319,7 +319,7 @@ static PyType_Slot ids_slots[] = {
 PyType_Spec ids_spec = {
     .name = "txnkv._native.IdSet",
     .basicsize = sizeof(ids_t),
-    .flags = Py_TPFLAGS_DEFAULT,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .slots = ids_slots,
 };
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import txnkv
 from tests import internals
+from txnkv import core
 from txnkv.coordinator.ids import RANGE
 from txnkv.coordinator.status_table import TxnState
 
@@ -45,6 +46,22 @@ def test_middle_states_hold_it(world: Any) -> None:
         for row in list(_live(world)):
             if row.state is TxnState.OPEN:
                 world.coordinator.abort(row.txn_id, "test")
+
+
+def test_a_write_beside_does_not_forget_a_range_that_was_just_taken(world: Any) -> None:
+    """Another thread writes when the range is stored, and its ids are not to be given yet."""
+    ids, status = world.coordinator.ids, world.store.status
+
+    class Beside(core.IdSet):
+        def give(self, first: int, end: int) -> None:
+            with status.write() as cur:
+                ids.record(cur)
+            super().give(first, end)
+
+    ids.numbers = Beside()
+    row = world.row()
+    world.begin(1)
+    assert world.coordinator.low_water_mark() <= row.txn_id
 
 
 def test_it_never_falls(world: Any) -> None:

@@ -270,8 +270,8 @@ class IdRanges:
                 "VALUES (?, ?, ?, ?, ?)",
                 (first, first + RANGE - 1, first, *runtime.owner),
             )
-        self._firsts[first] = first + RANGE - 1
         self.numbers.give(first, first + RANGE)
+        self._firsts[first] = first + RANGE - 1  # now: `record` takes what has no ids for used up
 
 
 def low_water_mark(cur: apsw.Cursor) -> int:
