@@ -150,7 +150,9 @@ class GroupConsumer(Closing):
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         """The next messages of its partitions; waits for the first of them, and for partitions.
 
-        What was given before an attempt to commit it in a transaction that failed is given again.
+        What was given before an attempt to commit it that failed is given again. What no `commit`
+        was called for is not, unless you `rewind`: poll before the function that `client.run`
+        repeats, not in it, or let that begin with `rewind`.
 
         Args:
             max_messages: at most so many.
@@ -260,7 +262,8 @@ class GroupConsumer(Closing):
             self._arrived(wanted)
         else:
             self._write(txn, wanted)
-            self._pending.append((txn, wanted))
+            if wanted:
+                self._pending.append((txn, wanted))
         self._told = False
 
     def _write(self, txn: Transaction, positions: dict[int, int]) -> None:
@@ -276,6 +279,7 @@ class GroupConsumer(Closing):
                 expected[number],
             ):
                 self._next_look = 0
+                self._failed = True  # the next poll gives again what this attempt had
                 raise self._lost([number])
             txn.upsert(self._offsets, row | {"offset": offset, "committed": now})
 
