@@ -26,6 +26,18 @@ def test_all_at_once(table, run):
     assert done.json == {"name": "t", "columns": {"id": "int64", "n": "int64"}}
 
 
+def test_a_history_of_its_own(table, run, misuse):
+    run("alter", table, "t", "--history", "unlimited")
+    run("create", table, "u", "--schema", "id:int64", "--key", "id", "--history", 60)
+    with txnkv.connect(table) as client:
+        assert [client.table(name).history for name in "tu"] == [float("inf"), 60.0]
+    run("alter", table, "t", "--history", "store")
+    with txnkv.connect(table) as client:
+        assert client.table("t").history is None
+    for wrong in ("long", "-1"):
+        assert "history" in misuse("alter", table, "t", "--history", wrong)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -123,6 +123,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "delete 21 True",
         "insert 1000000 True",
         "update 20 True",
+        "3600.0",
         "[(10,)]",
         "0",
         "True",

@@ -77,6 +77,7 @@ t.count()
 t.count([("id", ">", 1)])
 t.count("id")
 t.indexes
+t.history
 t.name
 t.schema
 t.next_id()

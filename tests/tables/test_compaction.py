@@ -287,7 +287,7 @@ def test_a_flush_still_knows_newer_from_older(connect: Callable[..., txnkv.Clien
     with client.transaction() as txn:
         txn.delete("t", 1)
     with engine.store.compaction():
-        floor = history.compaction_floor(engine)
+        floor = history.compaction_floor(engine).store
         assert floor < txn.commit()
         tablet = tablet_of(client)
         found = tablet.state(engine.coordinator.latest()).settled
@@ -347,13 +347,13 @@ def test_the_floor_follows_the_history(connect: Callable[..., txnkv.Client], now
     client, engine = model.client, internals.tables(model.client)
     model.commit()
     first = model.states[0][0]
-    assert history.floor(engine) < first
+    assert history.floor(engine).store < first
     now.forward(61)
-    assert history.floor(engine) == first, "not above the latest commit"
+    assert history.floor(engine).store == first, "not above the latest commit"
     model.commit()
     now.forward(61)
     client.compact()
-    assert history.floor(engine) == model.states[1][0]
+    assert history.floor(engine).store == model.states[1][0]
     with pytest.raises(txnkv.HistoryExpiredError):
         list(model.table.scan(snapshot=first))
     with pytest.raises(txnkv.HistoryExpiredError):
@@ -372,7 +372,7 @@ def test_a_snapshot_of_an_empty_store_lives_as_long_as_others(
     with client.transaction() as txn:
         txn.insert(table, (1, None))
     internals.flush(client)
-    assert history.floor(internals.tables(client)) > 0
+    assert history.floor(internals.tables(client)).store > 0
     assert table.count(snapshot=empty) == 0
     now.forward(901)
     with client.transaction() as txn:
@@ -391,17 +391,17 @@ def test_open_snapshots_and_transactions_hold_the_floor(
     model.commit()
     with client.snapshot() as snapshot:
         model.commit()
-        assert history.floor(engine) == snapshot.timestamp
+        assert history.floor(engine).store == snapshot.timestamp
         txn = client.new_transaction()
         seen = {row["id"]: row["v"] for row in txn.scan("t")}
         model.commit()
-    assert history.floor(engine) == model.states[1][0]
+    assert history.floor(engine).store == model.states[1][0]
     client.compact()
     assert {row["id"]: row["v"] for row in txn.scan("t")} == seen
     txn.serialize()  # stored now: held by its row
-    assert history.floor(engine) == model.states[1][0]
+    assert history.floor(engine).store == model.states[1][0]
     txn.rollback()
-    assert history.floor(engine) == model.states[2][0]
+    assert history.floor(engine).store == model.states[2][0]
 
 
 def test_a_pin_below_the_floor_is_refused_and_taken_back(

@@ -172,6 +172,7 @@ class AsyncTable(Wrapper[Table]):
     name: Same[str] = Same()
     schema: Same[Schema] = Same()
     indexes: Same[list[Index]] = Same()
+    history: Same[float | None] = Same()
     alter = twin(Table.alter)
     get = twin(Table.get)
     get_by = twin(Table.get_by)

@@ -6,6 +6,7 @@ A text that is not written as it should be is a click.UsageError.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from txnkv.cli.command_group import given
 from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
 from txnkv.core import split_outside
-from txnkv.tables import Column, HashPartition, Schema, hash_partition
+from txnkv.tables import Column, HashPartition, Schema, hash_partition, seconds_of
 from txnkv.topics import Cleanup
 
 N = TypeVar("N", int, float)
@@ -161,6 +162,23 @@ def partition(text: str) -> HashPartition:
     if not colon or not buckets.strip().isdecimal():
         raise ValueError(f"--partition-hash: {text!r} is not column:buckets, as id:4")
     return hash_partition(names(columns), int(buckets))
+
+
+@given()
+def history(text: str) -> float | None:
+    """`3600`, `unlimited`, or `store` as None, in seconds.
+
+    Raises:
+        click.UsageError: it is none of them.
+    """
+    try:
+        if text in ("store", "unlimited"):
+            return None if text == "store" else math.inf
+        return seconds_of(float(text))
+    except ValueError:
+        raise ValueError(
+            f"--history: {text!r} is no number of seconds, and not unlimited or store"
+        ) from None
 
 
 @given()

@@ -60,6 +60,11 @@ from txnkv.tables import Operation, Schema, TtlChange
     metavar="COL:SECONDS",
     help="Delete rows so long after the time in COL.",
 )
+@click.option(
+    "--history",
+    metavar="SECONDS",
+    help="Keep versions of rows so long, or unlimited; else as the store does.",
+)
 @click.option("--exists-ok", is_flag=True, help="One that is there already, alike, is fine.")
 @json_option
 def create(
@@ -69,6 +74,7 @@ def create(
     key: str,
     partitions: tuple[str, ...],
     ttl: str | None,
+    history: str | None,
     exists_ok: bool,
     as_json: bool,
 ) -> None:
@@ -80,7 +86,8 @@ def create(
     hashed = [parsing.partition(text) for text in partitions]
     with txnkv.connect(store) as client:
         there = table in client.tables()
-        made = client.create_table(table, schema, hashed or None, exists_ok=exists_ok)
+        kept = None if history is None else parsing.history(history)
+        made = client.create_table(table, schema, hashed or None, exists_ok=exists_ok, history=kept)
         tablets = len(made.info.tablets)
     tell(
         as_json,
@@ -157,6 +164,11 @@ def drop(store: str, table: str, missing_ok: bool, yes: bool, as_json: bool) -> 
     metavar="COL:SECONDS",
     help="Delete rows so long after the time in COL; none keeps them.",
 )
+@click.option(
+    "--history",
+    metavar="SECONDS",
+    help="Keep versions of rows so long, or unlimited, or as the store does: store.",
+)
 @json_option
 def alter(
     store: str,
@@ -170,6 +182,7 @@ def alter(
     loose: tuple[str, ...],
     tight: tuple[str, ...],
     ttl: str | None,
+    history: str | None,
     as_json: bool,
 ) -> None:
     """Change columns of TABLE, at once whatever its size; the key stays.
@@ -178,17 +191,18 @@ def alter(
     before the command.
     """
     columns = added or renamed or dropped or widened or defaults or bare or loose or tight
-    if not columns and ttl is None:
+    if not columns and ttl is None and history is None:
         raise click.UsageError("nothing to change: give --add, --rename, --drop or another option")
     add = dict(parsing.new_column(text) for text in added)
     rename = dict(parsing.assignment(text, "--rename", "total=amount") for text in renamed)
     widen = dict(parsing.assignment(text, "--widen", "total=int64") for text in widened)
     nullable = dict.fromkeys(loose, True) | dict.fromkeys(tight, False)
     lives: TtlChange = "keep" if ttl is None else parsing.ttl(ttl)
+    kept: Any = "keep" if history is None else parsing.history(history)
     with txnkv.connect(store, create=False) as client:
         found = client.table(table)
         default = parsing.defaults(defaults, found.schema, widen) | dict.fromkeys(bare)
-        schema = found.alter(add, rename, dropped, widen, default, nullable, lives)
+        schema = found.alter(add, rename, dropped, widen, default, nullable, lives, kept)
     types = schema.type_names()
     shown = ", ".join(f"{name} {kind}" for name, kind in types.items())
     tell(as_json, {"name": table, "columns": types}, f"{table} has the columns {shown}")

@@ -89,6 +89,7 @@ from txnkv.tables import (
     committed_row_sets,
     history,
     manifest,
+    seconds_of,
     table_catalog,
 )
 from txnkv.topics import (
@@ -508,7 +509,8 @@ class _Undump:
         schema = Schema.from_json(json.dumps(document["schema"]))
         partitioning = Partitioning.from_json(schema, json.dumps(document["partitioning"]))
         engine = connection.instance.engine
-        info = engine.create(document["name"], schema, partitioning)
+        kept = seconds_of(document.get("history"))
+        info = engine.create(document["name"], schema, partitioning, kept)
         with Transaction.begin(connection, timeout=None) as txn:
             reader = pa.RecordBatchReader.from_batches(schema.arrow, self._batches(document))
             txn.write(info.name, reader, "insert")

@@ -29,7 +29,7 @@ from txnkv.coordinator import (
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
-from txnkv.tables import PartitionBy, Partitioning, Schema
+from txnkv.tables import History, PartitionBy, Partitioning, Schema, seconds_of
 from txnkv.topics import Buffer, Cleanup, Compression, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -84,16 +84,16 @@ class Client(Connection, Closing):
         partition_by: PartitionBy = None,
         exists_ok: bool = False,
         evolve: bool = False,
+        history: History = None,
     ) -> Table:
         """Make a table. Takes effect at once, outside of transactions.
 
         Args:
             name: a new one.
             schema: columns and primary key.
-            partition_by: `hash_partition`, `range_partition`, or a list of them; by default
-                the table is one tablet.
-            exists_ok: return the table of this name when there is one with this schema and
-                partitioning.
+            partition_by: `hash_partition`, `range_partition`, or a list of them; None: one tablet.
+            exists_ok: return the table of this name when there is one that was made alike.
+            history: seconds for which versions are kept, "unlimited", or None: as the store does.
             evolve: as exists_ok, and change it where that is safe: widen types, make columns
                 nullable, add those that are the last ones here, nullable or with a default.
 
@@ -106,11 +106,11 @@ class Client(Connection, Closing):
             raise ValueError(f"a table's name is a non-empty string, not {name!r}")
         if not isinstance(schema, Schema):
             raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
-        partitioning = Partitioning.of(schema, partition_by)
-        engine = self.instance.engine
-        if exists_ok or evolve:
-            return Table(self, engine.provide(name, schema, partitioning, evolve=evolve))
-        return Table(self, engine.create(name, schema, partitioning))
+        engine, kept = self.instance.engine, seconds_of(history)
+        made_of = name, schema, Partitioning.of(schema, partition_by), kept
+        if not (exists_ok or evolve):
+            return Table(self, engine.create(*made_of))
+        return Table(self, engine.provide(*made_of, evolve=evolve))
 
     def table(self, name: str) -> Table:
         """The table of this name.

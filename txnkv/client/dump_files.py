@@ -23,6 +23,7 @@ producers with what they sent last, and how often a message was delivered.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -208,6 +209,7 @@ class _DumpWriter:
             "schema": json.loads(plain.to_json()),
             "partitioning": json.loads(table.info.partitioning.to_json()),
             "next_id": next_id,
+            "history": "unlimited" if table.history == math.inf else table.history,
             "indexes": [(each.columns, each.unique) for each in table.indexes],
         }
 

@@ -119,12 +119,18 @@ class Planning(Handle):
         """
         return self._client.timestamp_of(at)
 
-    def kept(self) -> tuple[float, Timestamp, Timestamp]:
-        """Return the seconds of the past that are kept, where it begins, and the last commit."""
+    def kept(self, table: str) -> tuple[float, Timestamp, Timestamp]:
+        """Return the seconds of the past that are kept of a table, where it begins, and the last
+        commit.
+        """
         instance = self._client.instance
         with instance.store.status.read() as cur:
             (last,) = one(cur, "SELECT last_timestamp FROM clock")
-        return instance.coordinator.history, instance.engine.log.history_floor, Timestamp(last)
+        found = instance.engine.find(table)
+        kept, floor = instance.coordinator.history, instance.engine.log.history_floor
+        if found is not None and (own := instance.engine.own_history(found)) is not None:
+            kept, floor = kept if own.seconds is None else own.seconds, own.floor
+        return kept, floor, Timestamp(last)
 
     # -- topics ------------------------------------------------------------------------
 

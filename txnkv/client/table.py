@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from txnkv.tables import (
     AnyColumn,
     DiffParts,
     DiffRequest,
+    History,
     Operation,
     Outcome,
     ReadView,
@@ -34,6 +35,7 @@ from txnkv.tables import (
     history,
     lookup,
     scan,
+    seconds_of,
     table_catalog,
 )
 from txnkv.transaction import (
@@ -154,6 +156,13 @@ class Table(Closing):
         """
         return self._now().schema
 
+    @property
+    def history(self) -> float | None:
+        """The seconds for which versions are kept, math.inf for ever; None: as long as the store
+        says. As it was, once the table was dropped.
+        """
+        return self._engine().kept(self._now())
+
     def _now(self) -> TableInfo:
         with suppress(TableNotFoundError, ClosedError):
             self._connection.require_open()
@@ -170,6 +179,7 @@ class Table(Closing):
         default: Mapping[str, Any] | None = None,
         nullable: Mapping[str, bool] | None = None,
         ttl: TtlChange = "keep",
+        history: History | Literal["keep"] = "keep",
     ) -> Schema:
         """Change columns, at once for any number of rows; the key stays.
 
@@ -189,6 +199,8 @@ class Table(Closing):
                 others may read and, but for the last look, write; a transaction that began before
                 and wrote into the table gets SchemaChangedError, also a large one.
             ttl: how long rows live, as of a `Schema`; None: for ever.
+            history: how long versions are kept, as of `client.create_table`. What is gone by now
+                does not come back.
 
         Returns:
             The new schema.
@@ -203,7 +215,9 @@ class Table(Closing):
         self._connection.require_writable()
         change = SchemaChange.of(add, rename, drop, widen, default, nullable, ttl)
         self.info = self._connection.instance.engine.alter(
-            self.info, lambda schema: altered(schema, change)
+            self.info,
+            lambda schema: altered(schema, change),
+            kept="keep" if history == "keep" else seconds_of(history),
         )
         self._connection.end_sessions()  # their next rows are checked by the new schema
         return self.info.schema

@@ -79,7 +79,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Table": {
         **_READS,
-        **_all("read", "schema indexes count scan diff_tokens", again=True),
+        **_all("read", "schema indexes history count scan diff_tokens", again=True),
         **_all("read", "diff", again=True, stream=True),
         **_all("write", "insert upsert update delete next_ids restore"),
         **_all("admin", "alter"),

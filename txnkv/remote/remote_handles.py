@@ -105,7 +105,10 @@ class RemoteHandle:
 # -- tables ----------------------------------------------------------------------------
 
 
-@remote_calls("Table", "get get_by get_many indexes count diff_tokens insert upsert update delete")
+@remote_calls(
+    "Table",
+    "get get_by get_many history indexes count diff_tokens insert upsert update delete",
+)
 class RemoteTable(RemoteHandle, Table):
     """See `txnkv.Table`."""
 

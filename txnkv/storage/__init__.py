@@ -41,6 +41,7 @@ from txnkv.storage.directory import (
     KEY_SHARING,
     PLACES,
     READ_OTHERWISE,
+    TABLE_HISTORY,
     VALUE_SCHEMAS,
     StoreDirectory,
     make_private_directory,

@@ -58,8 +58,10 @@ VALUE_SCHEMAS: Final = "value_schemas"
 """The feature of a store of which a topic has had a second value schema, or one with defaults."""
 READ_OTHERWISE: Final = "read_otherwise"
 """The feature of a store that has had a subscription with an order or isolation of its own."""
+TABLE_HISTORY: Final = "table_history"
+"""The feature of a store of which a table has had a history of its own."""
 KNOWN_FEATURES: frozenset[str] = frozenset(
-    {INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS, READ_OTHERWISE}
+    {INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS, READ_OTHERWISE, TABLE_HISTORY}
 )
 
 _CREATING = "CREATING"

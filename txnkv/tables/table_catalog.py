@@ -28,6 +28,7 @@ import apsw
 
 from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload, reach
 from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError, TxnkvError
+from txnkv.tables import table_history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import IndexInfo, Schema
 from txnkv.tables.schema_change import tightened, whole
@@ -67,6 +68,11 @@ class TableInfo:
     since: Timestamp = _BEGINNING
     older: tuple[DatedSchema, ...] = ()
     index_of: int | None = None
+
+    @property
+    def history_id(self) -> int:
+        """The id of the table whose history it has: an index has that of what it is of."""
+        return self.id if self.index_of is None else self.index_of
 
     def at(self, snapshot: int) -> TableInfo:
         """The table as this snapshot has it; it knows no later schemas."""
@@ -199,7 +205,7 @@ def alter(
     now = next_timestamp(cur)
     every = (*present.older, DatedSchema(present.since, present.schema))
     ends = [*(each.since for each in every[1:]), now]
-    floor = _needed_from(cur)
+    floor = _needed_from(cur, present)
     older = [
         {"since": since, "schema": former.to_json()}
         for (since, former), end in zip(every, ends, strict=True)
@@ -214,13 +220,15 @@ def alter(
     return _known(by_id(cur, table.id))
 
 
-def _needed_from(cur: apsw.Cursor) -> int:
+def _needed_from(cur: apsw.Cursor, table: TableInfo) -> int:
     """No snapshot below is read, and every row that was written before is in row sets."""
     floor, oldest, held = one(
         cur,
         "SELECT history_floor, (SELECT min(commit_ts) FROM commit_log "
         "WHERE commit_ts > flushed_ts), (SELECT min(commit_ts) FROM held_sections) FROM clock",
     )
+    own = table_history.of_table(cur, table.history_id)
+    floor = floor if own is None else own.floor
     return int(min(stamp for stamp in (floor, oldest, held) if stamp is not None))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import apsw
 
@@ -27,7 +27,7 @@ from txnkv.errors import (
     TableNotFoundError,
 )
 from txnkv.storage import INDEXES, clock, declare_fault_point, fault_point, settle_dropped
-from txnkv.tables import table_catalog
+from txnkv.tables import table_catalog, table_history
 from txnkv.tables.commit import TabletParticipants
 from txnkv.tables.maintenance import Compactor, flush, history
 from txnkv.tables.partitioning import Partitioning
@@ -62,16 +62,27 @@ class TableEngine(Tables):
 
     # -- catalog -----------------------------------------------------------------------
 
-    def create(self, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
+    def create(
+        self, name: str, schema: Schema, partitioning: Partitioning, kept: float | None = None
+    ) -> TableInfo:
         with self.store.status.write() as cur:
-            return table_catalog.create(cur, name, schema, partitioning)
+            made = table_catalog.create(cur, name, schema, partitioning)
+            table_history.set_history(cur, self.store, made.id, kept)
+            return made
 
     def provide(
-        self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool = False
+        self,
+        name: str,
+        schema: Schema,
+        partitioning: Partitioning,
+        kept: float | None = None,
+        *,
+        evolve: bool = False,
     ) -> TableInfo:
         """Return the table of this name, which is made where there is none.
 
         Args:
+            kept: seconds of its history; None: as the store, or as it is.
             evolve: add columns that it has not, where nothing else differs.
 
         Raises:
@@ -79,11 +90,30 @@ class TableEngine(Tables):
         """
         while True:
             try:
-                return self.create(name, schema, partitioning)
+                return self.create(name, schema, partitioning, kept)
             except TableExistsError:
                 found = self._alike(name, schema, partitioning, evolve=evolve)
                 if found is not None:  # else it was dropped meanwhile
-                    return found
+                    return self._require_history(found, kept)
+
+    def _require_history(self, table: TableInfo, kept: float | None) -> TableInfo:
+        if kept is not None and (found := self.kept(table)) != kept:
+            raise TableExistsError(
+                f"there is a table {table.name!r} already, and its history is "
+                f"{'that of the store' if found is None else f'{found:g} seconds'}, not {kept:g}: "
+                "alter it, with history="
+            )
+        return table
+
+    def kept(self, table: TableInfo) -> float | None:
+        """Return the seconds for which a table keeps versions; None: as long as the store."""
+        own = self.own_history(table)
+        return None if own is None else own.seconds
+
+    def own_history(self, table: TableInfo) -> table_history.Own | None:
+        """Return the history of a table that has one of its own."""
+        with self.store.status.read() as cur:
+            return table_history.of_table(cur, table.history_id)
 
     def _alike(
         self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool
@@ -126,7 +156,11 @@ class TableEngine(Tables):
         return True
 
     def alter(
-        self, table: TableInfo, change: Callable[[Schema], Schema], name: str | None = None
+        self,
+        table: TableInfo,
+        change: Callable[[Schema], Schema],
+        name: str | None = None,
+        kept: float | Literal["keep"] | None = "keep",
     ) -> TableInfo:
         """Give a table another schema, or another name; see `table_catalog.alter`.
 
@@ -134,6 +168,7 @@ class TableEngine(Tables):
             table: as it was.
             change: returns the new schema for the present one; what it raises, nothing changed.
             name: a new name.
+            kept: seconds of its history; None: as long as the store; "keep" as it is.
 
         Raises:
             SchemaError: a column is to be not nullable, and rows have no value there.
@@ -151,6 +186,9 @@ class TableEngine(Tables):
             found = table_catalog.alter(
                 cur, table, lambda present: checked(present, self.log.catch_up(cur)), name
             )
+            if kept != "keep":
+                table_history.set_history(cur, self.store, table.id, kept)
+                manifest.bump(cur)  # what is known of tablets is read again
             fault_point("alter.written")
         fault_point("alter.durable")
         self.store.runtime.raise_durable(found.since)

@@ -235,14 +235,14 @@ class ChangesPlanner:
         try:
             self._kept[at] = client.snapshot(at)
         except HistoryExpiredError as error:
-            _, floor, _ = Planning.of(client).kept()
+            _, floor, _ = Planning.of(client).kept(self._settings.table)
             raise HistoryExpiredError(
                 f"the changes of table {self._settings.table!r} are gone: {what} "
-                f"{at.datetime.isoformat()} ({at}), the store's history goes back to "
+                f"{at.datetime.isoformat()} ({at}), its history goes back to "
                 f"{floor.datetime.isoformat()} ({floor}). Begin again with a new checkpoint and "
                 "startingOffsets 'earliest' (all rows, then changes; upserts into an emptied "
                 "target make it whole); and open the store everywhere with a history= (option "
-                "history here) that is longer than the query may be stopped"
+                "history here), or give the table one, that is longer than the query may be stopped"
             ) from error
 
     def _keep_latest(self, client: Client) -> Timestamp:
@@ -272,7 +272,7 @@ class ChangesPlanner:
 
     def _is_old(self, client: Client, start: ChangesOffset, end: Timestamp) -> bool:
         age = (end.micros - start.timestamp.micros) / 1e6
-        kept, _, _ = Planning.of(client).kept()
+        kept, _, _ = Planning.of(client).kept(self._settings.table)
         return age > max(kept / 2, _LEAST_PAUSE)
 
     def _at(
@@ -300,7 +300,7 @@ class ChangesPlanner:
                 "checkpoint"
             )
         if offset.timestamp > planning.timestamp_of(None):
-            _, _, last = planning.kept()
+            _, _, last = planning.kept(self._settings.table)
             if offset.timestamp > last:
                 raise OffsetOutOfRangeError(
                     f"the checkpoint is at {offset.timestamp.datetime.isoformat()} "

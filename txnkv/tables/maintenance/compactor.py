@@ -19,6 +19,7 @@ from txnkv.storage import BusyError, go_on, new_event, new_lock, not_waiting
 from txnkv.tables import table_catalog
 from txnkv.tables.maintenance import compaction, flush, history, intents
 from txnkv.tables.maintenance.compaction import Compacted, ReplacedError
+from txnkv.tables.table_history import Floors
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import RowSetInfo, RowSetRetired, Tablet, manifest
 
@@ -139,13 +140,14 @@ class Compactor:
             self._failed.clear()
             wait = min(tables.coordinator.history / 4, _LONGEST)
             self._look_again = now + max(wait, LOOK_AGAIN)
-        floor: Timestamp | None = None
+        floors: Floors | None = None
         for id, mark in self._marks().items():
             settled = id in self._failed or self._settled.get(id) == mark
             tablet = None if settled else tables.tablet(id)
             if tablet is None:
                 continue
-            floor = history.compaction_floor(tables) if floor is None else floor
+            floors = history.compaction_floor(tables) if floors is None else floors
+            floor = floors.of(tablet.table.history_id)
             chosen = None
             with self._guard(tablet):
                 chosen = compaction.pick(
@@ -188,11 +190,12 @@ class Compactor:
         total = Compacted()
         with tables.store.compaction():
             compaction.sweep(tables)
-            floor = history.compaction_floor(tables)
+            floors = history.compaction_floor(tables)
             latest = tables.coordinator.latest()
             work: list[tuple[Tablet, tuple[RowSetInfo, ...]]] = []
 
             def pick(tablet: Tablet) -> None:
+                floor = floors.of(tablet.table.history_id)
                 collectable = partial(self._collectable, tablet, floor)
                 groups = compaction.clusters(tablet.state(latest).settled, floor, collectable)
                 work.extend((tablet, group) for group in groups)
@@ -206,7 +209,7 @@ class Compactor:
                     progress(done, rows)
                 made = None
                 with tables.coordinator.damage.guard(tablet.label, "compaction") as one:
-                    made = self._compact(tablet, group, floor, go_on)
+                    made = self._compact(tablet, group, floors.of(tablet.table.history_id), go_on)
                 if isinstance(one.error, CorruptionError):
                     failed[tablet.id] = one.error
                 elif one.error is not None:

@@ -126,12 +126,13 @@ def flush(tables: Tables, upto: Timestamp | None = None) -> Timestamp:
             return flushed
         ids = [id for id in tables.memory.tablet_ids if id in live]
         settled = intents.settle(tables, ids, target)
-        floor = history.floor(tables)
+        floors = history.floor(tables)
         loads: dict[int, _Load] = {}
 
         def load(tablet: Tablet) -> None:
             if not settled:
                 intents.require_settled(tables, tablet, target)
+            floor = floors.of(tablet.table.history_id)
             found = _load(tables.whole(tablet, floor), target, floor)
             if found is not None:
                 loads[tablet.id] = found

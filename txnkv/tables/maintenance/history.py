@@ -14,6 +14,9 @@ first and looks at the pins then. So one of the two sees the other:
     reader    pin 40   floor? 30: fine
     raiser                      floor := 50      pins? 40           the same: 40
 
+A table may have a history of its own, longer or shorter, and then has a floor of its own
+(`txnkv.tables.table_history`).
+
 Row sets that were replaced stay until no manifest version that has them is pinned.
 """
 
@@ -28,6 +31,8 @@ from txnkv.coordinator import Coordinator, Timestamp, one
 from txnkv.core import Holding
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.tables import table_history
+from txnkv.tables.table_history import Floors
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import Tablet, delete_row_set, manifest
 
@@ -44,7 +49,7 @@ KEEP_LOG: Final = 60 * 1_000_000
 
 
 def require(coordinator: Coordinator, snapshot: Timestamp) -> None:
-    """Refuse a snapshot whose history is gone. The caller has pinned it.
+    """Refuse a snapshot whose history is gone in every table. The caller has pinned it.
 
     Raises:
         HistoryExpiredError: it lies below the floor.
@@ -53,11 +58,25 @@ def require(coordinator: Coordinator, snapshot: Timestamp) -> None:
     floor = coordinator.log.history_floor
     if snapshot >= floor:
         return
+    with coordinator.store.status.read() as cur:
+        own = table_history.load(cur)
+    if snapshot < min((each.floor for each in own.values()), default=floor):
+        raise expired(coordinator, snapshot, floor)
+
+
+def expired(
+    coordinator: Coordinator, snapshot: Timestamp, floor: Timestamp, table: str | None = None
+) -> HistoryExpiredError:
+    """The error of a snapshot below a floor, that of the store or of a table; it is counted."""
     coordinator.metrics.history_expired.add()
-    raise HistoryExpiredError(
-        f"the snapshot at {snapshot.datetime.isoformat()} ({snapshot}) is gone: the store's "
+    if table is None:
+        whose, longer = "the store's", "open the store with a larger history="
+    else:
+        whose, longer = f"table {table!r}'s", "alter the table with a larger history="
+    return HistoryExpiredError(
+        f"the snapshot at {snapshot.datetime.isoformat()} ({snapshot}) is gone: {whose} "
         f"history goes back to {floor.datetime.isoformat()}. Read at a later time; for longer "
-        "history open the store with a larger history=, or keep a snapshot open"
+        f"history {longer}, or keep a snapshot open"
     )
 
 
@@ -118,8 +137,8 @@ def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:
 # -- the floor -------------------------------------------------------------------------
 
 
-def floor(tables: Tables) -> Timestamp:
-    """Raise the history floor as far as it may go.
+def floor(tables: Tables) -> Floors:
+    """Raise the history floor as far as it may go, and those of tables with a history of their own.
 
     Returns:
         What was dead at it, no snapshot sees, now or later.
@@ -127,20 +146,39 @@ def floor(tables: Tables) -> Timestamp:
     store = tables.store
     settle_dropped()
     kept = tables.coordinator.history
-    began = 0 if kept == math.inf else max(clock.now_micros() - int(kept * 1e6), 0)
     with store.status.read() as cur:
-        wanted = _lowered(tables, cur, Timestamp.from_micros(began))
+        most = _most(tables, cur)
         (stored,) = one(cur, "SELECT history_floor FROM clock")
-    if wanted > stored:
+        own = table_history.load(cur)
+    wanted = min(most, _began(kept))
+    # Not above what is on the disk: whoever takes the latest snapshot looks at the store's alone.
+    durable = min(most, tables.coordinator.latest()) if own else most
+    rising = {
+        id: floor
+        for id, each in own.items()
+        if (floor := min(durable, _began(kept if each.seconds is None else each.seconds)))
+        > each.floor
+    }
+    if wanted > stored or rising:
         with store.status.write() as cur:
             cur.execute("UPDATE clock_row SET history_floor = max(history_floor, ?)", (wanted,))
+            table_history.raise_floors(cur, rising)
         fault_point("history.raised")
     with store.status.read() as cur:
         (stored,) = one(cur, "SELECT history_floor FROM clock")
-        return _lowered(tables, cur, Timestamp(stored))
+        own = table_history.load(cur)
+        found = Floors(Timestamp(stored), {id: each.floor for id, each in own.items()})
+        return found.lowered(_most(tables, cur))
 
 
-def compaction_floor(tables: Tables) -> Timestamp:
+def _began(kept: float) -> Timestamp:
+    """Return the beginning of a history of so many seconds."""
+    if kept == math.inf:
+        return Timestamp(0)
+    return Timestamp.from_micros(max(clock.now_micros() - int(kept * 1e6), 0))
+
+
+def compaction_floor(tables: Tables) -> Floors:
     """Call `floor`, and lower what it returns below every small commit that is in memory alone.
 
     A compaction gives rows that are older than the floor one insert stamp. Were that above the
@@ -153,18 +191,20 @@ def compaction_floor(tables: Tables) -> Timestamp:
             "SELECT min(commit_ts) FROM commit_log "
             "WHERE commit_ts > (SELECT flushed_ts FROM clock)",
         )
-    return found if oldest is None else Timestamp(min(found, oldest - 1))
+    return found if oldest is None else found.lowered(Timestamp(oldest - 1))
 
 
-def _lowered(tables: Tables, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
-    """Not above the latest commit, pins, and transactions that have not ended or begun to abort."""
+def _most(tables: Tables, cur: apsw.Cursor) -> Timestamp:
+    """The latest commit, pins, and transactions that have not ended or begun to abort: no floor is
+    above the least of them.
+    """
     last, live = one(
         cur,
         "SELECT last_commit, (SELECT min(snapshot_ts) FROM transactions "
         "WHERE state NOT IN (2, 4, 5)) FROM clock",
     )
     pinned = tables.store.runtime.least_pin()
-    return Timestamp(min(ts for ts in (wanted, last, live, pinned) if ts is not None))
+    return Timestamp(min(ts for ts in (last, live, pinned) if ts is not None))
 
 
 # -- collection ------------------------------------------------------------------------

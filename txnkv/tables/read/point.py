@@ -101,7 +101,7 @@ class Published:
             layout,
             defaults,
             tablet.memory_rows.since,
-            tables.log.history_floor,
+            tablet.floor,
             None if self.map is None else self.map.begin,
             self.txn_id or 0,
             self.layers.nested,
@@ -225,8 +225,8 @@ def _asked(tables: Tables, tablet: Tablet, view: ReadView, ask: Ask[T]) -> T:
             return committed(tablet, seen.state, ask, seen.staged)
         epoch = EPOCH[0]  # what changes from here on is seen, or makes a new one
         state = tablet.state(view.snapshot)
-        if view.snapshot < tables.log.history_floor:
-            require_history(tables, view.snapshot)
+        if view.snapshot < tablet.floor:
+            require_history(tables, tablet, view.snapshot)
 
         def asked(published: Published, load: core.Load) -> T:
             found = ask(published, load)

@@ -60,7 +60,7 @@ class ReadView:
                 status_table.get_open(cur, self.txn_id, "read")
                 staged = manifest.staged(cur, self.txn_id, tablet.id)
         state = tablet.state(self.snapshot)
-        require_history(tables, self.snapshot)
+        require_history(tables, tablet, self.snapshot)
         own = None if self.own is None else self.own.memory(tablet.id)
         return TabletView.of(tablet, self.snapshot, state, own, staged)
 
@@ -85,14 +85,15 @@ class ReadView:
             pins.release()
 
 
-def require_history(tables: Tables, snapshot: Timestamp) -> None:
+def require_history(tables: Tables, tablet: Tablet, snapshot: Timestamp) -> None:
     """Refuse a snapshot of which versions may be gone; asked after the state was taken.
 
     Raises:
         HistoryExpiredError: it lies below the history floor.
     """
-    if snapshot < tables.log.history_floor:
-        history.require(tables.coordinator, snapshot)
+    if snapshot < tablet.floor:
+        table = tablet.table.name if tablet.has_own_history else None
+        raise history.expired(tables.coordinator, snapshot, tablet.floor, table)
 
 
 class Pins:

@@ -34,6 +34,7 @@ from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
 from txnkv.storage import EPOCH, GATE, READ_ID, Store, brief
+from txnkv.tables import table_history
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
@@ -258,6 +259,7 @@ class Tablet(TabletFiles):
         self._log = log
         self._memory = memory
         self._state: TabletState | None = None
+        self._own_floor: Timestamp | None = None
         self._row_sets: dict[int, RowSet] = {}
         self.published: Any = None  # of `read.point`
         self.at_hand = core.PublishedRows(EPOCH, log.shown, READ_ID)
@@ -292,13 +294,25 @@ class Tablet(TabletFiles):
         if error is not None:
             raise CorruptionError(f"{self.label}: {error}{held.accept_loss(self.part)}")
 
+    @property
+    def has_own_history(self) -> bool:
+        """The floor is that of the table's own history."""
+        return self._own_floor is not None
+
+    @property
+    def floor(self) -> Timestamp:
+        """No snapshot below it can be read here, as of the state that was taken last."""
+        return self._log.history_floor if self._own_floor is None else self._own_floor
+
     @brief
     def reload(self) -> TabletState:
         """The state as status.db has it now."""
         with GATE.use(), self._log.lock:
             with self._store.status.read(durable=False) as cur:
                 found = manifest.committed_state(cur, self.id)
+                own = table_history.of_table(cur, self.table.history_id)
             self._log.raise_floor(found.floor)
+            self._own_floor = None if own is None else own.floor
             self._memory.drop_flushed(self.id, found.flushed)
             memory = self._memory.of(self.id, self.codec.width)
             self.published = None
