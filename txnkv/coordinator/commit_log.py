@@ -145,6 +145,8 @@ class CommitLog:
         self._current: int | None = None  # change number for which memory and clock are complete
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
+        self._before: Timestamp | None = None  # the group: the latest commit, where it was had
+        self._touched: dict[int, set[int]] = {}  # what the group has changed in memory
         self._show()
         self._waiting_since = 0
         self._queue = CommitQueue(self._commit_group)
@@ -374,6 +376,7 @@ class CommitLog:
         return self._queue.submit(commit)
 
     def _commit_group(self, group: list[CommitRequest], wait: bool) -> None:
+        """Commit all who wait, durably."""
         number, last = self._commit_unsynced(group, wait)
         if last is None:
             return
@@ -383,10 +386,7 @@ class CommitLog:
                 fault_point("log.durable")
             self.runtime.raise_durable(last)
         except BaseException as error:
-            with self.lock:
-                self._in_flight = ()
-                self._known = None
-                self._show()
+            self._forget()
             raise _unknown(error) from error
         with self.lock:
             self._in_flight = ()
@@ -398,39 +398,40 @@ class CommitLog:
         self._metrics.commit_groups.value += 1
         self._on_commit()
 
+    def _forget(self) -> None:
+        """Nothing of this process is on its way, and nothing is known: the next one looks."""
+        with self.lock:
+            self._in_flight = ()
+            self._known = None
+            self._show()
+
+    def _undo(self) -> None:
+        """Before the next writer's turn: what it takes in must not find the group here."""
+        with self.lock:
+            self._forget()
+            self._current = None
+            if self._before is not None:
+                for kind, ids in self._touched.items():
+                    self._members[kind].undo(ids, self._before)
+                # What others committed and was taken in meanwhile comes again.
+                self._applied = min(self._applied, self._before)
+
     def _commit_unsynced(
         self, group: list[CommitRequest], wait: bool
     ) -> tuple[int | None, Timestamp | None]:
         """Commit all who wait. Answers the change number before, and the last stamp given."""
-        touched: dict[int, set[int]] = {}
-        applied: Timestamp | None = None
-        last: Timestamp | None = None
-        number: int | None = None
-
-        def undo() -> None:
-            # Before the next writer's turn: what it takes in must not find this here.
-            with self.lock:
-                self._in_flight = ()
-                self._known = None
-                self._show()
-                self._current = None
-                if applied is not None:
-                    for kind, ids in touched.items():
-                        self._members[kind].undo(ids, applied)
-                    # What others committed and was taken in meanwhile comes again.
-                    self._applied = min(self._applied, applied)
-
-        status = self._status
+        status, last = self._status, None
         try:
             cur, failed = status.begin_write(wait=wait), None
             try:
+                self._touched, self._before = {}, None
                 self._queue.take(group)
                 with self.lock:
                     number = self.runtime.change_number()
                     if number is None or self._current != number:
                         self._catch_up(cur)
-                    applied = self._applied
-                    last = self._write_group(cur, group, touched)
+                    self._before = self._applied
+                    last = self._write_group(cur, group)
                     known = self._known
                     if number is None or known is None or known[0] != number:
                         known = self._known = self._known_at(number)
@@ -444,7 +445,7 @@ class CommitLog:
                 failed = error
                 raise
             finally:
-                status.end_write(cur, failed, False, undo)
+                status.end_write(cur, failed, False, self._undo)
         except BaseException as error:
             if last is not None and not isinstance(error, StorageFullError):
                 raise _unknown(error) from error
@@ -459,9 +460,7 @@ class CommitLog:
                 self._last_given = max(self._last_given, last)
         return number, last
 
-    def _write_group(
-        self, cur: apsw.Cursor, group: Sequence[CommitRequest], touched: dict[int, set[int]]
-    ) -> Timestamp | None:
+    def _write_group(self, cur: apsw.Cursor, group: Sequence[CommitRequest]) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
         stamp = following(self._last_given)
         latest = self._applied
@@ -486,7 +485,7 @@ class CommitLog:
             payload = payloads.pack(sections, stamp)
             for section in sections:
                 kind, id = section.kind, section.id
-                touched.setdefault(kind, set()).add(id)
+                self._touched.setdefault(kind, set()).add(id)
                 self._members[kind].apply(id, section.data, stamp)
             size += len(payload)
             rows.append((stamp, commit.txn_id, payload))

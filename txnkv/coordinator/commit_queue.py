@@ -72,18 +72,17 @@ class CommitRequest:
         began: monotonic seconds.
     """
 
-    __slots__ = ("began", "commit", "ended", "error", "future", "given", "leads", "stamp", "wake")
+    # Each commit makes one: what begins alike stands in the class.
+    given: Timestamp | None = None
+    ended = False
+    stamp: Timestamp | None = None
+    error: BaseException | None = None
+    leads = False
+    wake: threading.Lock | None = None
 
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
         self.began = time.monotonic()
-        self.commit = commit
-        self.future = future
-        self.given: Timestamp | None = None
-        self.ended = False
-        self.stamp: Timestamp | None = None
-        self.error: BaseException | None = None
-        self.leads = False
-        self.wake: threading.Lock | None = None
+        self.commit, self.future = commit, future
 
     @property
     def size(self) -> int:
