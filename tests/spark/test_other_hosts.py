@@ -25,7 +25,6 @@ from txnkv.spark import settings, worker_client
 from txnkv.spark.settings import Settings
 
 from .conftest import KEEP_QUIET
-from .killing import PATIENCE
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
 pytestmark = pytest.mark.spark
@@ -160,6 +159,9 @@ def test_credentials(
 # -- a cluster that does not see the store ---------------------------------------------
 
 ROWS = 1600
+PATIENCE = 900.0
+"""Seconds for what takes some twenty on cores that nothing else is at work on."""
+
 LATENCY = 0.001
 """Between the cluster and the server, either way."""
 
@@ -222,20 +224,20 @@ spark.stop()
 
 def kill_an_executor(folder: Path, serving: Serving, until: Any) -> None:
     """Kill one when the first job is at work."""
-    until((folder / "begun").exists)
+    until((folder / "begun").exists, PATIENCE)
     found = [each for each in tree(os.getpid()) if "CoarseGrainedExecutor" in each.command]
     send(signal.SIGKILL, tree(found[0].pid))
 
 
 def kill_the_driver(folder: Path, serving: Serving, until: Any) -> None:
     """Kill it when the first job is at work; another one begins anew."""
-    until((folder / "begun").exists)
+    until((folder / "begun").exists, PATIENCE)
 
 
 def kill_the_driver_at_a_stream(folder: Path, serving: Serving, until: Any) -> None:
     """Kill it in the midst of the stream; another one goes on from the checkpoint."""
-    until((folder / "streaming").exists)
-    until(lambda: any((folder / "checkpoint" / "offsets").glob("[0-9]*")))
+    until((folder / "streaming").exists, PATIENCE)
+    until(lambda: any((folder / "checkpoint" / "offsets").glob("[0-9]*")), PATIENCE)
 
 
 DRIVERS_THAT_DIE = (kill_the_driver, kill_the_driver_at_a_stream)
@@ -243,14 +245,14 @@ DRIVERS_THAT_DIE = (kill_the_driver, kill_the_driver_at_a_stream)
 
 def restart_the_server(folder: Path, serving: Serving, until: Any) -> None:
     """Kill it in the midst of the first job, and start it again."""
-    until((folder / "begun").exists)
+    until((folder / "begun").exists, PATIENCE)
     serving.kill()
     serving.start()
 
 
 def restart_it_at_a_stream(folder: Path, serving: Serving, until: Any) -> None:
     """Kill it in the midst of the stream, and start it again."""
-    until((folder / "streaming").exists)
+    until((folder / "streaming").exists, PATIENCE)
     serving.kill()
     serving.start()
 
