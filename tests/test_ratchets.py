@@ -85,7 +85,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_286, "server": 1_371,
-    "topics": 12_111, "tables": 9_362, "storage": 4_407, "cli": 4_942, "coordinator": 3_071,
+    "topics": 12_111, "tables": 9_362, "storage": 4_407, "cli": 4_944, "coordinator": 3_071,
     "transaction": 3_290, "core": 3_380, "spark": 2_268, "client": 4_054, "aio": 578,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

@@ -111,7 +111,9 @@ def test_values_get_another_schema(store, run, invoke, fail):
     run("topics", "create", store, "t", "--value-schema", "id:int32,note:string?")
     run("produce", store, "t", input='{"id": 1}\n')
     wider = "id:int64,note:string?,n:int32=7,at:timestamp[us, tz=UTC]?"
-    run("topics", "alter", store, "t", "--value-schema", wider)
+    assert "values" in run("topics", "alter", store, "t", "--value-schema", wider).out
+    told = run("topics", "alter", store, "t", "--compression", "lz4", "--json").json
+    assert told["value_schema"]["n"] == "int32"
     run("produce", store, "t", input='{"id": 2, "n": 1}\n{"id": 3}\n')
     nothing = {"note": None, "at": None}
     rows = [{"id": 1, "n": 7}, {"id": 2, "n": 1}, {"id": 3, "n": 7}]

@@ -99,9 +99,13 @@ def alter(store: str, topic: str, partitions: int | None, as_json: bool, **optio
     with txnkv.connect(store, create=False) as client:
         altered = client.topic(topic)
         now = {**altered.alter(partitions, **changes), "partitions": altered.partitions}
+        codec = altered.info.options.codec
     if as_json:
-        print_json({"name": topic, **now})
+        columns = None if codec is None else _column_types(codec.schema)
+        print_json({"name": topic, **now, "value_schema": columns})
     else:
+        if codec is not None:
+            now["values"] = codec.described
         print_pairs((name, "none" if value is None else str(value)) for name, value in now.items())
 
 
