@@ -41,6 +41,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
     "table": {
         "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),
         "diff_tokens": (0,), "dataset": (), "next_id": (), "alter": ({"n": "int8?"},),
+        "history": (),
         "restore": (0,), "get_by": ("v", "x"),
         **dict.fromkeys(("insert", "upsert", "update"), (ROW,)), "delete": (1,),
     },

@@ -159,7 +159,7 @@ class Table(Closing):
     @property
     def history(self) -> float | None:
         """The seconds for which versions are kept, math.inf for ever; None: as long as the store
-        says. As it was, once the table was dropped.
+        says.
         """
         return self._engine().kept(self._now())
 
