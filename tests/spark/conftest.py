@@ -100,6 +100,15 @@ def spark(java: None, worker_python: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
+def clients_are_closed() -> Iterator[None]:
+    """Afterwards, those of readers that ran in this process."""
+    from .topic_tools import close_clients  # it takes pyspark
+
+    yield
+    close_clients()
+
+
+@pytest.fixture
 def where(client: txnkv.Client) -> dict[str, str]:
     """Options for table t (id int64, v string?), which is there."""
     client.create_table("t", SCHEMA, txnkv.hash_partition("id", 2))

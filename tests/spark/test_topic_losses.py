@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,13 +29,7 @@ from .topic_tools import (
     values,
 )
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def clients_are_closed() -> Iterator[None]:
-    yield
-    close_clients()
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("clients_are_closed")]
 
 
 def cut(client: txnkv.Client, offset: int, number: int = 0) -> None:

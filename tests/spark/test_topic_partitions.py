@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import txnkv
 
-from .topic_tools import BUFFERS, ORDERS, Query, close_clients, options, send, values
+from .topic_tools import BUFFERS, ORDERS, Query, options, send, values
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def clients_are_closed() -> Iterator[None]:
-    yield
-    close_clients()
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("clients_are_closed")]
 
 
 @BUFFERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,6 @@ from .topic_tools import (
     ORDERS,
     Query,
     batch_read,
-    close_clients,
     flat,
     opened,
     options,
@@ -31,13 +29,7 @@ from .topic_tools import (
     values,
 )
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def clients_are_closed() -> Iterator[None]:
-    yield
-    close_clients()
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("clients_are_closed")]
 
 
 # -- batches -----------------------------------------------------------------------------

@@ -227,12 +227,19 @@ class Runtime:
             UnavailableError: all slots are held by live processes.
         """
         slot = self._slot
-        if slot is None:
-            with GATE.use():
-                self._attached()
-                with self._lock:
-                    slot = self._take_slot()
-        return slot
+        return self.require_slot() if slot is None else slot
+
+    def require_slot(self) -> int:
+        """Have a slot, in which others see what is pinned here.
+
+        Raises:
+            UnavailableError: all slots are held by live processes.
+            ClosedError: the store was closed.
+        """
+        with GATE.use():
+            self._attached()
+            with self._lock:
+                return self._take_slot()
 
     @property
     def owner(self) -> tuple[int, int]:
@@ -290,7 +297,7 @@ class Runtime:
     def _pin(self, pins: PinSet, value: int) -> None:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
-        if self._slot is None or self._file is None:
+        if self._slot is None:
             self.require_slot()
         pins.pin(value)
 
@@ -300,16 +307,6 @@ class Runtime:
         # Where it was inherited, the parent holds it.
         if not pins.unpin(value) and not self._forked:
             raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
-
-    def require_slot(self) -> None:
-        """Have a slot, in which others see what is pinned here.
-
-        Raises:
-            UnavailableError: all slots are held by live processes.
-            ClosedError: the store was closed.
-        """
-        self._attached()
-        self.slot  # noqa: B018  taken at first use
 
     def _least(self, field: int) -> int | None:
         words = self._attached()

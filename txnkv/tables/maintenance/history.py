@@ -97,17 +97,12 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
 
 def pin_latest(coordinator: Coordinator) -> Timestamp:
     """The latest snapshot, pinned until `runtime.unpin`."""
-    log = coordinator.log
-    runtime, guess = log.runtime, log.visible
-    while True:
-        runtime.pin_snapshot(guess)
-        # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
-        # commit that is not on the disk yet.
-        latest = log.latest()
-        if latest == guess and latest >= log.history_floor:
-            return latest
-        runtime.unpin(guess)
-        guess = latest
+    runtime = coordinator.log.runtime
+    made = Holding(runtime.snapshots, coordinator.ids.numbers)
+    latest = _pin_latest(coordinator, made)
+    runtime.pin_snapshot(latest)
+    made.end()
+    return latest
 
 
 def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:
@@ -118,20 +113,26 @@ def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:
         txn_id: the id, which was given before and not used; None for a new one.
     """
     log, ids = coordinator.log, coordinator.ids
-    runtime, guess = log.runtime, log.visible
-    made = Holding(runtime.snapshots, ids.numbers)
-    if made.begin(log.shown, log.history_floor, txn_id):
-        return made
-    runtime.require_slot()
-    while True:  # as `pin_latest`
+    made = Holding(log.runtime.snapshots, ids.numbers)
+    if not made.begin(log.shown, log.history_floor, txn_id):
+        _pin_latest(coordinator, made)
+        while not made.take(txn_id):
+            ids.reserve()
+    return made
+
+
+def _pin_latest(coordinator: Coordinator, made: Holding) -> Timestamp:
+    log = coordinator.log
+    guess = log.visible
+    log.runtime.require_slot()
+    while True:
         made.pin(guess)
+        # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
+        # commit that is not on the disk yet.
         latest = log.latest()
         if latest == guess and latest >= log.history_floor:
-            break
+            return latest
         guess = latest
-    while not made.take(txn_id):
-        ids.reserve()
-    return made
 
 
 # -- the floor -------------------------------------------------------------------------
