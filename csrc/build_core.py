@@ -26,6 +26,7 @@ HEADERS = [
     "codec/row.h",
     "codec/value.h",
     "codec/json.h",
+    "codec/json_lines.h",
     "rowset/packed.h",
     "rowset/block.h",
     "rowset/encode.h",

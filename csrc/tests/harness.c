@@ -134,6 +134,8 @@ int main(void) {
     RUN(test_row);
     RUN(test_value);
     RUN(test_json);
+    RUN(test_decimal);
+    RUN(test_json_lines);
     RUN(test_memory);
     RUN(test_memory_threads);
     RUN(test_log_batch);

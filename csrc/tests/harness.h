@@ -61,6 +61,8 @@ void test_layers(void);
 void test_row(void);
 void test_value(void);
 void test_json(void);
+void test_decimal(void);
+void test_json_lines(void);
 void test_memory(void);
 void test_memory_threads(void);
 void test_log_batch(void);

@@ -5,19 +5,14 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
-import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
-import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import txnkv
-from txnkv.cli.console import json_lines, json_text, json_value
 
 
 def ids(run, store, *options):
@@ -176,50 +171,6 @@ def test_what_cannot_be_asked(orders, fail, misuse, tmp_path):
         "scan", orders, "orders", "--format", "table", "-o", tmp_path / "x.csv"
     )
     assert "not compressed" in misuse("scan", orders, "orders", "-o", tmp_path / "x.csv.gz")
-
-
-COLUMNS = {
-    "i": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
-    "f": (pa.float64(), st.floats()),
-    "f32": (pa.float32(), st.floats(width=32)),
-    "b": (pa.bool_(), st.booleans()),
-    'a "name"': (pa.string(), st.text()),
-    "d": (pa.date32(), st.dates()),
-    "t": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(dt.UTC))),
-    "x": (pa.binary(), st.binary()),
-    "n": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
-    "l": (pa.list_(pa.string()), st.lists(st.text())),
-    "again": (pa.timestamp("us"), st.sampled_from([dt.datetime(2026, 1, 2), dt.datetime.max])),
-    "always": (pa.string(), st.text('ab\\"\n\x00é')),
-    "plain": (pa.string(), st.text("ab")),
-}
-
-
-@given(
-    st.lists(
-        st.tuples(
-            *(
-                values if name in ("always", "plain") else st.none() | values
-                for name, (_, values) in COLUMNS.items()
-            )
-        )
-    ),
-    st.integers(0, 3),
-)
-def test_json_by_columns_says_what_rows_say(rows, skipped):
-    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
-    arrays = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(schema.types)]
-    batch = pa.record_batch(arrays, schema=schema).slice(skipped)
-    lines = bytes(json_lines(batch)).decode().split("\n")
-    assert lines.pop() == ""
-    wanted = [json.loads(json_text(json_value(row))) for row in batch.to_pylist()]
-    assert [json.loads(line) for line in lines] == wanted
-    assert all("NaN" not in line or '"' in line for line in lines)
-
-
-def test_json_of_no_columns_has_a_line_for_each_row():
-    batch = pa.record_batch([pa.nulls(2)], names=["none"]).select([])
-    assert json_lines(batch) == b"{}\n{}\n"
 
 
 def test_output_goes_into_a_pipe_and_to_where_a_link_leads(orders, run, tmp_path):

@@ -18,8 +18,7 @@ import pyarrow as pa
 from click.shell_completion import CompletionItem
 
 import txnkv
-from txnkv.core import JSON, UUID, duration_text, uuid_texts
-from txnkv.core import compute as pc
+from txnkv.core import JSON, UUID, JsonKind, duration_text, json_kind, json_rows, uuid_texts
 from txnkv.errors import TxnkvError
 
 if TYPE_CHECKING:  # loaded when something is shown to people
@@ -162,144 +161,39 @@ def json_value(value: Any) -> Any:
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
-    """The rows as lines of JSON, made column by column; the GIL is free most of the time."""
+    """The rows as lines of JSON, made in the core; the GIL is free most of the time."""
     if not batch.num_columns:
         return b"{}\n" * batch.num_rows
     columns = zip(batch.schema.names, batch.columns, strict=True)
-    return objects((name, json_pieces(column)) for name, column in columns)
+    return objects([(name, *json_form(column)) for name, column in columns])
 
 
-def objects(fields: Iterable[tuple[str, Sequence[Any]]]) -> pa.Buffer:
-    """A JSON object a line, of names and the pieces of their values, one row beside the other."""
-    pieces: list[Any] = ["{"]
-    for name, values in fields:
-        text = f"{json_text(name)}: " if pieces == ["{"] else f", {json_text(name)}: "
-        for piece in (text, *values):
-            if isinstance(piece, str) and isinstance(pieces[-1], str):
-                pieces[-1] += piece  # each piece is a pass over all rows
-            else:
-                pieces.append(piece)
-    if isinstance(pieces[-1], str):
-        pieces[-1] += "}\n"
-    else:
-        pieces.append("}\n")
-    return joined(pieces)
+def objects(members: Sequence[tuple[str, pa.Array, JsonKind]]) -> pa.Buffer:
+    """A JSON object a line, of the names of members, their values and the form of these."""
+    marks = ["{", *[", "] * (len(members) - 1)]
+    fields = [
+        (f"{mark}{json_text(name)}: ", values, kind)
+        for mark, (name, values, kind) in zip(marks, members, strict=True)
+    ]
+    return json_rows(fields, len(members[0][1]), "}\n")
 
 
-def json_pieces(column: pa.Array) -> Sequence[Any]:
-    """The values as `json_column` makes them; texts that need nothing else beside their quotes."""
-    if pa.types.is_string(column.type) and not column.null_count:
-        marks = _escaped_in(column)
-        if "\n" not in marks:
-            return ('"', _escaped(column, marks), '"')
-    return (json_column(column),)
-
-
-def joined(pieces: Sequence[Any], between: str | bytes = "") -> pa.Buffer:
-    """Columns of texts, and texts between them, side by side, and all rows one behind the other."""
-    lines = pc.binary_join_element_wise(*pieces, between)
-    ends, text = lines.buffers()[1:]
-    first, last = (memoryview(ends).cast("i")[lines.offset + i] for i in (0, len(lines)))
-    return text.slice(first, last - first)
-
-
-def json_column(column: pa.Array) -> pa.StringArray:
-    """The values as texts of JSON, as `json_text(json_value(value))` makes them."""
+def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
+    """Values, and the form in which the core writes them as `json_text(json_value(value))` does."""
     kind, is_a = column.type, pa.types
-    if is_a.is_boolean(kind) or is_a.is_integer(kind):
-        return pc.fill_null(column.cast(pa.string()), "null")
-    if is_a.is_floating(kind):
-        return _json_floats(column.cast(pa.float64()))
-    if is_a.is_string(kind):
-        return _json_strings(column)
-    if is_a.is_date32(kind) or is_a.is_decimal(kind):
-        return _quoted(column.cast(pa.string()))
-    if is_a.is_timestamp(kind) and kind.unit == "us" and kind.tz in (None, "UTC"):
-        different = column.dictionary_encode()  # what comes together often has one time
-        if len(different.dictionary) <= len(column) // 2:
-            texts = _json_times(different.dictionary).take(different.indices)
-            return pc.fill_null(texts, "null")
-        return _json_times(column)
-    if is_a.is_binary(kind):
-        texts = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
-        return _quoted(pa.array(texts, pa.binary()).cast(pa.string()))
-    if kind == JSON:  # as it is, in one line: a line's end stands outside of its strings alone
-        return pc.fill_null(pc.replace_substring_regex(column.storage, "[\r\n]+", " "), "null")
+    form = json_kind(kind)
+    if form is not None:
+        return column, form
+    if kind == JSON:
+        return column.storage, JsonKind.RAW
     if kind == UUID:
-        return _quoted(uuid_texts(column))
+        return uuid_texts(column), JsonKind.STRING
+    if is_a.is_decimal(kind):
+        return column.cast(pa.string()), JsonKind.STRING
+    values = column.to_pylist()
     if is_a.is_map(kind):
-        maps = [None if value is None else dict(value) for value in column.to_pylist()]
-        return pa.array([json_text(json_value(value)) for value in maps], pa.string())
-    return pa.array([json_text(json_value(value)) for value in column.to_pylist()], pa.string())
-
-
-def _quoted(texts: pa.StringArray, end: str = "") -> pa.StringArray:
-    """Texts without what JSON escapes, in quotes, with `end` behind."""
-    return pc.fill_null(pc.binary_join_element_wise('"', texts, end + '"', ""), "null")
-
-
-def _json_floats(column: pa.DoubleArray) -> pa.StringArray:
-    text = column.cast(pa.string())
-    whole = pc.invert(pc.match_substring(text, "."))
-    if whole.true_count:  # or of the kind of 1e+20
-        whole = pc.fill_null(pc.and_(whole, pc.invert(pc.match_substring(text, "e"))), False)
-        texts = pc.binary_join_element_wise(text.filter(whole), ".0", "")
-        text = pc.replace_with_mask(text, whole, texts)
-    finite = pc.is_finite(column)
-    if finite.true_count < len(column):  # JSON has neither NaN nor infinities
-        text = pc.if_else(pc.fill_null(finite, False), text, "null")
-    return text
-
-
-_CONTROL: Final = r"[\x00-\x1f]"
-
-
-def _json_strings(column: pa.StringArray) -> pa.StringArray:
-    marks = _escaped_in(column)
-    quoted = pc.binary_join_element_wise('"', _escaped(column, marks), '"', "")
-    if "\n" in marks:
-        rare = pc.fill_null(pc.match_substring_regex(column, _CONTROL), False)
-        escaped = [json_text(value) for value in column.filter(rare).to_pylist()]
-        quoted = pc.replace_with_mask(quoted, rare, pa.array(escaped, pa.string()))
-    return pc.fill_null(quoted, "null") if column.null_count else quoted
-
-
-def _escaped(column: pa.StringArray, marks: str) -> pa.StringArray:
-    for mark in ("\\", '"'):
-        if mark in marks:
-            column = pc.replace_substring(column, mark, "\\" + mark)
-    return column
-
-
-def _escaped_in(column: pa.StringArray) -> str:
-    """Tell which of a backslash, a quote and, as a line's end, a control character there are.
-
-    All bytes are looked at as one: to look for them in each text takes several times as long.
-    """
-    _, ends, text = column.buffers()
-    if text is None or not len(column):
-        return ""
-    offsets = memoryview(ends).cast("i")
-    first, last = offsets[column.offset], offsets[column.offset + len(column)]
-    if first == last:
-        return ""
-    data = bytes(memoryview(text)[first:last])
-    found = "".join(mark for mark in ("\\", '"') if mark.encode() in data)
-    units = pa.Array.from_buffers(pa.uint8(), last - first, [None, text], offset=first)
-    return found + ("\n" if pc.min(units).as_py() < 0x20 else "")
-
-
-def _json_times(column: pa.TimestampArray) -> pa.StringArray:
-    """Texts as Python's isoformat makes them: 2026-01-31T12:00:00+00:00, micros where they are."""
-    # With the zone in its type Arrow looks it up for each value.
-    text = column.cast(pa.timestamp("us")).cast(pa.string())
-    text = pc.binary_replace_slice(text, 10, 11, "T")
-    micros = column.cast(pa.int64())
-    seconds = pc.multiply(pc.divide(micros, 1_000_000), 1_000_000)
-    whole = pc.equal(micros, seconds)
-    if whole.true_count:
-        text = pc.if_else(whole, pc.utf8_slice_codeunits(text, 0, 19), text)
-    return _quoted(text, "+00:00" if column.type.tz else "")
+        values = [None if value is None else dict(value) for value in values]
+    return pa.array([json_text(json_value(value)) for value in values], pa.string()), JsonKind.RAW
 
 
 # -- tables and bars for people --------------------------------------------------------

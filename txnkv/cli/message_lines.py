@@ -23,8 +23,16 @@ from uuid import UUID
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import joined, json_pieces, json_row, json_text, objects
-from txnkv.core import JSON, decode_headers, duration_of, encode_headers, type_name
+from txnkv.cli.console import json_form, json_row, json_text, objects
+from txnkv.core import (
+    JSON,
+    JsonKind,
+    duration_of,
+    encode_headers,
+    json_texts,
+    split_headers,
+    type_name,
+)
 from txnkv.core import UUID as UUID_TYPE
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
@@ -200,36 +208,39 @@ def lines_of(
 def _batch_lines(batch: pa.RecordBatch, separator: bytes | None, as_json: bool) -> pa.Buffer:
     if not as_json:
         pieces = [] if separator is None else [pc.fill_null(batch["key"], b""), separator]
-        return joined([*pieces, pc.fill_null(batch["value"], b""), b"\n"], b"")
+        return _joined([*pieces, pc.fill_null(batch["value"], b""), b"\n"])
     ids = batch["txn_id"]
     return objects(
-        {
-            "partition": json_pieces(batch["partition"]),
-            "offset": json_pieces(batch["offset"]),
-            "timestamp": json_pieces(batch["timestamp"]),
-            "key": _texts(batch["key"]),
-            "value": _texts(batch["value"]),
-            "headers": _headers(batch["headers"]),
-            "txn_id": json_pieces(pc.if_else(pc.equal(ids, 0), None, ids)),
-        }.items()
+        [
+            ("partition", *json_form(batch["partition"])),
+            ("offset", *json_form(batch["offset"])),
+            ("timestamp", *json_form(batch["timestamp"])),
+            ("key", batch["key"], JsonKind.EITHER),
+            ("value", batch["value"], JsonKind.EITHER),
+            ("headers", _headers(batch["headers"]), JsonKind.RAW),
+            ("txn_id", *json_form(pc.if_else(pc.equal(ids, 0), None, ids))),
+        ]
     )
 
 
-def _texts(column: pa.BinaryArray) -> Sequence[Any]:
-    try:
-        return json_pieces(column.cast(pa.string()))
-    except pa.ArrowInvalid:  # not all of them are text
-        return (pa.array([json_text(_text(value)) for value in column.to_pylist()], pa.string()),)
+def _joined(pieces: Sequence[Any]) -> pa.Buffer:
+    """Columns of texts, and texts between them, side by side, and all rows one behind the other."""
+    lines = pc.binary_join_element_wise(*pieces, b"")
+    ends, text = lines.buffers()[1:]
+    first, last = (memoryview(ends).cast("i")[lines.offset + i] for i in (0, len(lines)))
+    return text.slice(first, last - first)
 
 
-def _headers(column: pa.BinaryArray) -> Sequence[Any]:
+def _headers(column: pa.BinaryArray) -> pa.StringArray:
+    """Arrays of pairs, [["name", "value"], ...], as texts."""
     if column.null_count == len(column):
-        return ("[]",)
-    texts = [
-        json_text([[name, _text(each)] for name, each in decode_headers(value)]) if value else "[]"
-        for value in column.to_pylist()
-    ]
-    return (pa.array(texts, pa.string()),)
+        return pa.array(["[]"]).take(pa.repeat(pa.scalar(0), len(column)))
+    lists = split_headers(pc.fill_null(column, b""))
+    names, values = lists.flatten().flatten()
+    fields = [("[", names, JsonKind.STRING), (", ", values, JsonKind.EITHER)]
+    pairs = json_texts(fields, len(names), "]")
+    arrays = pc.binary_join(pa.ListArray.from_arrays(lists.offsets, pairs), ", ")
+    return pc.binary_join_element_wise("[", arrays, "]", "")
 
 
 def _value(message: Message) -> bytes:

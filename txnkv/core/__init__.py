@@ -15,6 +15,7 @@ belongs to one thread at a time unless it is only read.
     last_keys                      the last message of each key
     kafka_records                  its messages as Kafka's clients have them
     column_types, column_texts     types of columns; values that come as text
+    json_lines                     rows as lines of JSON
     compute                        Arrow's kernels, loaded when first used
 """
 
@@ -55,6 +56,7 @@ from txnkv.core.column_types import (
 )
 from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
 from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
+from txnkv.core.json_lines import JsonField, JsonKind, json_kind, json_rows, json_texts
 from txnkv.core.kafka_records import decode_records, encode_records
 from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
 from txnkv.core.last_keys import LastKeys
