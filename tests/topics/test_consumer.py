@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.client.consumer import MESSAGE_COLUMNS
 from txnkv.core import Chunk
+from txnkv.topics import waiting
 from txnkv.topics.log.log_state import LOG
 from txnkv.topics.write import roll_forward
 
@@ -314,6 +316,23 @@ def test_it_waits_for_the_first_message(client: txnkv.Client, topic: Any) -> Non
     send_all(client, topic, b"now")
     waiting.join(60)
     assert [m.value for m in found] == [b"now"]
+
+
+def test_a_commit_of_this_process_ends_the_sleep_of_who_waits(
+    client: txnkv.Client, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is: one of many minutes here."""
+    monkeypatch.setattr(waiting, "_FIRST", 1000.0)
+    monkeypatch.setattr(waiting, "_LONGEST", 1000.0)
+    consumer = topic.consumer()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(consumer.poll(timeout=900)))
+    thread.start()
+    while not internals.topics(client).log.sleepers:
+        time.sleep(0.001)
+    send_all(client, topic, b"now")
+    thread.join(60)
+    assert [message.value for message in found] == [b"now"]
 
 
 @pytest.mark.parametrize("isolation", LEVELS)

@@ -13,6 +13,7 @@ from tests.topics.reading_tools import partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.topics import topic_catalog
+from txnkv.topics.read import log_view
 from txnkv.topics.read.log_view import bounds
 from txnkv.topics.write import roll_forward
 
@@ -341,3 +342,15 @@ def test_end_and_commit_markers(client: txnkv.Client, topic: Any) -> None:
     put(client, topic, data(7), marker(COMMIT, 7))
     headers = [h for _, h in core.walk(topic.fetch(0, 0).records)]
     assert [(h.txn_id, h.is_control) for h in headers] == [(7, False), (7, True)]
+
+
+def test_looks_at_the_tail_go_on_where_they_were(client: txnkv.Client, topic: Any) -> None:
+    """Each went over all commits that no flush had taken: thousands, at a thousand a second."""
+    topics, partition = internals.topics(client), partition_of(client, topic)
+    small(client, [partition], [b"0"])
+    flush(client)  # there is a log now
+    for number in range(1, 10):
+        small(client, [partition], [b"%d" % number])
+        assert topic.fetch(0, number).high_watermark == number + 1
+        fresh, reached = log_view._tail_of(topics, partition, topics.log.latest())
+        assert (len(fresh), reached) == (1, number + 1)

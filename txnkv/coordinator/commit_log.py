@@ -27,6 +27,7 @@ the last.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -110,6 +111,7 @@ class CommitLog:
         visible: the latest snapshot as of the last look.
         shown: four words (csrc/native/published.c): the change number for which memory is complete,
             the latest snapshot, and the change numbers while this process's group is written.
+        sleepers: events that each group of commits sets when it is durable.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
     """
@@ -149,6 +151,7 @@ class CommitLog:
         self._touched: dict[int, set[int]] = {}  # what the group has changed in memory
         self._show()
         self._waiting_since = 0
+        self.sleepers: dict[object, threading.Event] = {}
         self._queue = CommitQueue(self._commit_group)
         self.locked = True
         self.pending_bytes = 0
@@ -397,6 +400,9 @@ class CommitLog:
             self._show()
         self._metrics.commit_groups.value += 1
         self._on_commit()
+        if self.sleepers:
+            for event in tuple(self.sleepers.values()):
+                event.set()
 
     def _forget(self) -> None:
         """Nothing of this process is on its way, and nothing is known: the next one looks."""

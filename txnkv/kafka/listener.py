@@ -4,6 +4,8 @@ A connection is answered in the order of its requests, as clients expect. What i
 it, and it alone: no memory was taken for a length that was only announced, and nobody else waits.
 
     frame       length i32, then so many bytes; at most `_MOST_BYTES`, before a log-in far fewer
+    together    small Produce requests that have come when one is read are read too, and share a
+                commit and its sync; nobody waits for one that has not come
     memory      large requests, and what they become, share two rooms: a user who has some waits
                 where it finds no more; what comes slowly is given up
     turns       of requests with thousands of elements one is read, and one answer written, at once
@@ -18,7 +20,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -43,13 +45,21 @@ _MOST_BYTES: Final = 64 << 20
 _MOST_BYTES_BEFORE: Final = 64 << 10
 """The most of a request of somebody who has not said who it is."""
 
+_LENGTH: Final = 4
 _PRODUCE: Final = 0
+_PRODUCE_KEY: Final = b"\0\0"
 _MOST_BYTES_OTHERS: Final = 2 << 20
 """The most of a request that brings no messages."""
 
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_ROOM: Final = 256 << 20
 """Requests of more than `_LARGE_BYTES` have so much together."""
+
+_AHEAD_BYTES: Final = _LARGE_BYTES + 4
+"""Bytes of a connection that are read before they are asked for, at most."""
+
+_MOST_TOGETHER: Final = 64
+"""Requests that are read at once, behind the first."""
 
 _MOST_CONNECTIONS: Final = 500
 _PIECE: Final = 1 << 18
@@ -77,6 +87,78 @@ class _Connection:
     def __init__(self, peer: Peer, channel: socket.socket) -> None:
         self.peer = peer
         self.channel = channel
+
+
+class _Requests:
+    """The requests of a connection, as they come.
+
+    Args:
+        channel: the connection.
+        peer: who has connected.
+    """
+
+    def __init__(self, channel: socket.socket, peer: Peer) -> None:
+        self.channel = channel
+        self._peer = peer
+        self._come = bytearray()
+
+    def wait(self, large: MemoryHold) -> bytearray | None:
+        """Wait for a request; None when the client has none any more.
+
+        Args:
+            large: takes the memory of a large one, before it is read.
+
+        Raises:
+            MalformedError: it is longer than one may be.
+            TimeoutError: it came too slowly.
+        """
+        channel, data, known = self.channel, self._come, self._peer.user is not None
+        if not data:
+            channel.settimeout(_IDLE_SECONDS if known else _HANDSHAKE_SECONDS)
+            data += channel.recv(_AHEAD_BYTES)
+            if not data:
+                return None
+        patience = _STUCK_SECONDS if known else _HANDSHAKE_SECONDS
+        _receive(channel, data, _LENGTH, _AHEAD_BYTES, patience)
+        size = int.from_bytes(data[:_LENGTH], "big", signed=True)
+        _require_size(size, _MOST_BYTES if known else _MOST_BYTES_BEFORE)
+        _receive(channel, data, _LENGTH + min(size, 2), _AHEAD_BYTES, patience)
+        if data[_LENGTH : _LENGTH + 2] != _PRODUCE_KEY:
+            _require_size(size, _MOST_BYTES_OTHERS)
+        end, most = _LENGTH + size, _AHEAD_BYTES
+        if size > _LARGE_BYTES:
+            large.take(size)
+            most = end  # no more than it is read
+        _receive(channel, data, end, most, patience + size / _LEAST_RATE)
+        self._come = data[end:]
+        del data[end:], data[:_LENGTH]
+        channel.settimeout(_STUCK_SECONDS)
+        return data
+
+    def further(self) -> Iterator[KafkaRequest]:
+        """Produce requests that are there whole; what is none, or has many elements, stays."""
+
+        def many() -> None:
+            raise MalformedError
+
+        data = self._come
+        with suppress(OSError):  # none is there, or `wait` tells
+            self.channel.settimeout(0)
+            while len(data) < _AHEAD_BYTES and (
+                piece := self.channel.recv(_AHEAD_BYTES - len(data))
+            ):
+                data += piece
+        self.channel.settimeout(_STUCK_SECONDS)
+        for _ in range(_MOST_TOGETHER):
+            end = _LENGTH + int.from_bytes(data[:_LENGTH], "big", signed=True)
+            if not _LENGTH + 2 <= end <= len(data) or data[_LENGTH : _LENGTH + 2] != _PRODUCE_KEY:
+                return
+            try:
+                request = read_request(data[_LENGTH:end], many)
+            except MalformedError:
+                return
+            del data[:end]
+            yield request
 
 
 class KafkaServer:
@@ -179,7 +261,8 @@ class KafkaServer:
                     connection.channel, server_side=True, do_handshake_on_connect=False
                 )
                 channel.do_handshake()
-            while not peer.closing.is_set() and self._answer(connection.channel, peer):
+            requests = _Requests(connection.channel, peer)
+            while not peer.closing.is_set() and self._answer(requests, peer):
                 pass
         except MalformedError as error:
             _log.warning("%s is closed: %s", peer.remote, error)
@@ -194,12 +277,12 @@ class KafkaServer:
             with suppress(OSError):
                 connection.channel.close()
 
-    def _answer(self, channel: socket.socket, peer: Peer) -> bool:
-        """Answer one request; False when the client has none any more."""
+    def _answer(self, requests: _Requests, peer: Peer) -> bool:
+        """Answer a request, or several; False when the client has none any more."""
         large, turn = peer.hold(self._large), peer.hold(self._turns)
         try:
-            data = self._read(channel, peer, large)
-            return data is not None and self._answer_to(data, channel, peer, large, turn)
+            data = requests.wait(large)
+            return data is not None and self._answer_to(data, requests, peer, large, turn)
         finally:
             for hold in (peer.work, large, turn):
                 hold.keep(0)
@@ -207,7 +290,7 @@ class KafkaServer:
     def _answer_to(
         self,
         data: bytearray,
-        channel: socket.socket,
+        requests: _Requests,
         peer: Peer,
         large: MemoryHold,
         turn: MemoryHold,
@@ -222,17 +305,25 @@ class KafkaServer:
             if error.key != API_VERSIONS:
                 raise
             body = _api_versions(Code.UNSUPPORTED_VERSION)
-            _send(channel, write_answer(APIS[API_VERSIONS], 0, error.correlation, body))
+            parts = write_answer(APIS[API_VERSIONS], 0, error.correlation, body)
+            _send(requests.channel, parts)
             return True
         turn.keep(0)
+        every, answers = [request], None
         if request.api.key != _PRODUCE:
             large.keep(0)  # it may wait for others, for long
-        found = self._answer_of(request, peer)
-        if found is not None:
-            api, version, number = request.api, request.version, request.correlation
-            parts = write_answer(api, version, number, found, many)
+        elif peer.user is not None:
+            every += requests.further()
+            answers = log_requests.produce_together(self._broker, peer, every)
+        parts = []
+        try:
+            for each in every:
+                found = self._answer_of(each, peer) if answers is None else next(answers)
+                if found is not None:
+                    parts += write_answer(each.api, each.version, each.correlation, found, many)
+        finally:  # what was appended before a request that fails is acknowledged
             turn.keep(0)
-            _send(channel, parts)
+            _send(requests.channel, parts)
         return True
 
     def _answer_of(self, request: KafkaRequest, peer: Peer) -> Mapping[str, Any] | None:
@@ -251,25 +342,6 @@ class KafkaServer:
             if not any(field.name == "error_code" for field in request.api.answer):
                 raise MalformedError(f"{request.api.name}: {error}") from None
             return {"error_code": code_of(error)[0], "error_message": str(error)}
-
-    def _read(self, channel: socket.socket, peer: Peer, large: MemoryHold) -> bytearray | None:
-        known = peer.user is not None
-        channel.settimeout(_IDLE_SECONDS if known else _HANDSHAKE_SECONDS)
-        head = channel.recv(4)
-        if not head:
-            return None
-        patience = _STUCK_SECONDS if known else _HANDSHAKE_SECONDS
-        head += bytes(_exactly(channel, 4 - len(head), patience))
-        size = int.from_bytes(head, "big", signed=True)
-        _require_size(size, _MOST_BYTES if known else _MOST_BYTES_BEFORE)
-        data = _exactly(channel, min(size, 2), patience)
-        if int.from_bytes(data, "big") != _PRODUCE:
-            _require_size(size, _MOST_BYTES_OTHERS)
-        if size > _LARGE_BYTES:
-            large.take(size)
-        data += _exactly(channel, size - len(data), patience + size / _LEAST_RATE)
-        channel.settimeout(_STUCK_SECONDS)
-        return data
 
 
 def _require_size(size: int, most: int) -> None:
@@ -292,21 +364,26 @@ def _send(channel: socket.socket, parts: list[bytes]) -> None:
         channel.sendall(b"".join(small))
 
 
-def _exactly(channel: socket.socket, size: int, seconds: float) -> bytearray:
-    """So many bytes, within a time; memory is taken as they come.
+def _receive(channel: socket.socket, data: bytearray, size: int, most: int, seconds: float) -> None:
+    """Add what comes to `data` until it has so many bytes, within a time; memory is taken then.
+
+    Args:
+        channel: the connection.
+        data: at its end.
+        size: the bytes that it has to have.
+        most: the bytes that it may have.
+        seconds: of the time.
 
     Raises:
         TimeoutError: they did not come.
     """
     end = time.monotonic() + seconds
-    data = bytearray()
     while len(data) < size:
         channel.settimeout(max(end - time.monotonic(), 0.001))
-        piece = channel.recv(min(size - len(data), _PIECE))
+        piece = channel.recv(min(most - len(data), _PIECE))
         if not piece:
             raise EOFError("the connection ended within a request")
         data += piece
-    return data
 
 
 def _api_versions(code: Code) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A batch of a producer becomes columns, and these a batch of the log; a fetch goe
 what any program of the store sends is there for Kafka's clients, and the reverse.
 
     acks       durable before the answer, be it "1" or "all"; "0" has no answer
+    together   small requests that a connection has sent one behind the other are one commit
     idempotent the numbers that a producer gives are checked in the commit that appends its messages
     fetch      the log as it is, with open and aborted messages and markers, up to the last stable
                offset for those who read what is committed, and the list of those aborted
@@ -11,7 +12,8 @@ what any program of the store sends is there for Kafka's clients, and the revers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from txnkv.core import CoreError, encode_records
 from txnkv.core import compute as pc
-from txnkv.errors import CorruptionError, OutOfOrderSequenceError
+from txnkv.errors import CommitOutcomeUnknownError, CorruptionError, OutOfOrderSequenceError
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import Broker, Handler, Peer
 from txnkv.kafka.record_batches import MOST_BYTES, ProducerBatch, read_batch
@@ -52,6 +54,10 @@ _MOST_FETCH_BYTES: Final = 32 << 20
 _WORK: Final = 3
 """Memory of an answer while it is made: batches of the log, their columns, batches of Kafka's."""
 
+_ACKS: Final = (-1, 0, 1)
+_MOST_TOGETHER: Final = 4 << 20
+"""Bytes of messages of requests that share a commit, about."""
+
 # -- Produce ---------------------------------------------------------------------------
 
 
@@ -60,46 +66,146 @@ class _Incoming(NamedTuple):
     batch: ProducerBatch
 
 
+@dataclass
+class _Told:
+    """The batches of one topic in a request.
+
+    Attributes:
+        incoming: those that may be appended.
+        answers: of the others, by number of the partition.
+        nbytes: of messages in `incoming`.
+    """
+
+    name: str
+    incoming: list[_Incoming]
+    answers: dict[int, dict[str, Any]]
+    nbytes: int = 0
+
+    @property
+    def sender(self) -> tuple[str, int, int]:
+        """The topic, the producer and its epoch; of small requests alone, which have one."""
+        batch = self.incoming[0].batch
+        return self.name, batch.producer_id, batch.epoch
+
+
+class _LargeError(Exception):
+    """A batch asks for memory."""
+
+
 def produce(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any] | None:
     """Append what is sent; all partitions of a topic in one commit, where they can be."""
     body = request.body
     topics = []
-    failed = False
     for told in body["topics"]:
-        if body["acks"] in (-1, 0, 1):
-            answers = _produced(broker, peer, told, body["transactional_id"])
+        if body["acks"] in _ACKS:
+            read = _read(broker, peer, told, partial(peer.work.take, MOST_BYTES))
+            answers = _appended(broker, peer, read, body["transactional_id"])
         else:
             error = KafkaError(Code.INVALID_REQUIRED_ACKS, "acks is 0, 1 or all")
             answers = [_refused(each["index"], error) for each in told["partitions"]]
-        failed |= any(each.get("error_code") for each in answers)
         topics.append({"name": told["name"], "partition_responses": answers})
-    if body["acks"] != 0:
+    return _told(request, topics)
+
+
+def produce_together(
+    broker: Broker, peer: Peer, requests: Sequence[KafkaRequest]
+) -> Iterator[Mapping[str, Any] | None]:
+    """Answer requests of a connection, as `produce` does each, in their order.
+
+    Small ones of one producer to one topic that follow each other are one commit. Where that is
+    refused, each is tried alone: what is wrong with one is no matter of the others.
+    """
+    run: list[tuple[KafkaRequest, _Told]] = []
+    for request in requests:
+        small = _small(broker, peer, request) if len(requests) > 1 else None
+        if run and (small is None or not _joins(run, small)):
+            yield from _answers(broker, peer, run)
+            run = []
+        if small is not None:
+            run.append((request, small))
+        else:
+            yield produce(broker, peer, request)
+            peer.work.keep(0)
+    yield from _answers(broker, peer, run)
+
+
+def _small(broker: Broker, peer: Peer, request: KafkaRequest) -> _Told | None:
+    """The batches of a request that others may share a commit with; None: it has its own."""
+    body = request.body
+    if body["transactional_id"] or body["acks"] not in _ACKS or len(body["topics"]) != 1:
+        return None
+
+    def refuse() -> None:
+        raise _LargeError
+
+    found = _read(broker, peer, body["topics"][0], refuse)
+    whole = len(found.incoming) == len(body["topics"][0]["partitions"]) > 0
+    return found if whole and len(_together(found.incoming)) == 1 else None
+
+
+def _joins(run: list[tuple[KafkaRequest, _Told]], small: _Told) -> bool:
+    known = [told for _, told in run]
+    size = sum(told.nbytes for told in known) + small.nbytes
+    return known[0].sender == small.sender and size <= _MOST_TOGETHER
+
+
+def _answers(
+    broker: Broker, peer: Peer, run: list[tuple[KafkaRequest, _Told]]
+) -> Iterator[Mapping[str, Any] | None]:
+    """Append small requests, in one commit where that is taken."""
+    offsets: Iterator[int] | None = None
+    unknown: Exception | None = None
+    if len(run) > 1:
+        every = [each for _, told in run for each in told.incoming]
+        try:
+            offsets = iter(_append(broker, peer, run[0][1].name, every, None))
+        except CommitOutcomeUnknownError as error:
+            unknown = error
+        except Exception:
+            pass  # nothing was appended
+    for request, told in run:
+        if unknown is not None:
+            answers = [_refused(each.number, unknown) for each in told.incoming]
+        elif offsets is not None:
+            answers = [_accepted(each.number, next(offsets)) for each in told.incoming]
+        else:
+            answers = _appended(broker, peer, told, None)
+        yield _told(request, [{"name": told.name, "partition_responses": answers}])
+
+
+def _told(request: KafkaRequest, topics: list[dict[str, Any]]) -> Mapping[str, Any] | None:
+    """The answer to a request; None where none is wanted."""
+    if request.body["acks"] != 0:
         return {"responses": topics}
-    if failed:  # there is no other way to tell
-        raise ConnectionAbortedError
+    if any(each.get("error_code") for topic in topics for each in topic["partition_responses"]):
+        raise ConnectionAbortedError  # there is no other way to tell
     return None
 
 
-def _produced(
-    broker: Broker, peer: Peer, told: dict[str, Any], transactional_id: str | None
-) -> list[dict[str, Any]]:
-    answers: dict[int, dict[str, Any]] = {}
-    incoming: list[_Incoming] = []
-    left = MOST_BYTES
+def _read(broker: Broker, peer: Peer, told: dict[str, Any], take: Callable[[], None]) -> _Told:
+    """The batches of one topic, as `read_batch` reads them."""
+    found = _Told(told["name"], [], {})
     for each in told["partitions"]:
         try:
             partition = broker.partition(peer, "write", told["name"], each["index"])
-            batch = read_batch(each["records"], left, partial(peer.work.take, MOST_BYTES))
+            batch = read_batch(each["records"], max(MOST_BYTES - found.nbytes, 0), take)
             _require_fitting(partition.topic, batch)
-            left = max(left - batch.rows.nbytes, 0)
-            incoming.append(_Incoming(each["index"], batch))
+            found.nbytes += batch.rows.nbytes
+            found.incoming.append(_Incoming(each["index"], batch))
         except Exception as error:
-            answers[each["index"]] = _refused(each["index"], error)
-    commits = _together(incoming)
+            found.answers[each["index"]] = _refused(each["index"], error)
+    return found
+
+
+def _appended(
+    broker: Broker, peer: Peer, told: _Told, transactional_id: str | None
+) -> list[dict[str, Any]]:
+    answers = told.answers
+    commits = _together(told.incoming)
     while commits:
         some = commits.pop(0)
         try:
-            offsets = _append(broker, peer, told["name"], some, transactional_id)
+            offsets = _append(broker, peer, told.name, some, transactional_id)
         except Exception as error:
             if len(some) > 1 and isinstance(error, OutOfOrderSequenceError):
                 commits += [[each] for each in some]  # nothing was appended, and one is to blame
@@ -107,13 +213,17 @@ def _produced(
             answers |= {each.number: _refused(each.number, error) for each in some}
             continue
         for sent, offset in zip(some, offsets, strict=True):
-            answers[sent.number] = {
-                "index": sent.number,
-                "base_offset": offset,
-                "log_append_time_ms": -1,
-                "log_start_offset": -1,
-            }
+            answers[sent.number] = _accepted(sent.number, offset)
     return list(answers.values())
+
+
+def _accepted(index: int, offset: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "base_offset": offset,
+        "log_append_time_ms": -1,
+        "log_start_offset": -1,
+    }
 
 
 def _refused(index: int, error: Exception) -> dict[str, Any]:
@@ -163,6 +273,8 @@ def _require_fitting(topic: TopicInfo, batch: ProducerBatch) -> None:
     if keyless:
         raise _KeylessError(keyless)
     most = topic.options.max_message_bytes
+    if batch.rows.nbytes <= most:
+        return
     largest = pc.max(pc.binary_length(batch.rows.column("value"))).as_py() or 0
     if largest > most:
         raise KafkaError(

@@ -3,6 +3,9 @@
     consumer    mark()  look: nothing   sleep 1 ms, 2 ms, 4 ms ... 10 ms   wait() -> look again
     others      mark()  look: nothing   asleep, until the first wakes them
 
+Small commits of this process cut a sleep short, as soon as they are durable; those of others are
+found when it is over.
+
 Two things do not show in the number. A commit can be seen before it is durable: then readers
 leave it out, and the log of commits asks the disk until it is. And offsets are given before
 their batches are in LMDB: a reader that saw such (`pending`) looks at each step.
@@ -11,7 +14,6 @@ their batches are in LMDB: a reader that saw such (`pending`) looks at each step
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -53,6 +55,15 @@ class Watch:
         self._led = False
         self.next_round = 0
         self._asleep: dict[Waiting, threading.Event] = {}
+
+    def nap(self, waiting: Waiting, seconds: float) -> None:
+        """Sleep for so long, or until a small commit of this process is durable."""
+        event = self._log.sleepers[waiting] = new_event()
+        try:
+            if not waiting.is_committed():  # else it was before the log knew of this one
+                event.wait(seconds)
+        finally:
+            self._log.sleepers.pop(waiting, None)
 
     def lead(self) -> bool:
         """Look for all from now on, unless another does."""
@@ -153,8 +164,12 @@ class Waiting:
         now = self._watch.now()
         return now != self._seen or now[0] & 1 == 1
 
+    def is_committed(self) -> bool:
+        """Tell whether something became durable since `mark`, that a small commit changed."""
+        return self._watch.now()[1] != self._seen[1]
+
     def _pause(self, leads: bool) -> None:
-        time.sleep(self._at_most(self._step))
+        self._watch.nap(self, self._at_most(self._step))
         self._step = min(self._step * 2, _LONGEST)
         if leads and self.is_new():
             self._watch.wake(lambda other: True)

@@ -249,6 +249,24 @@ def test_partitions_have_sequences_of_their_own(client: txnkv.Client) -> None:
 # -- closing, forks, exits ---------------------------------------------------------------
 
 
+def test_a_commit_has_several_batches_of_a_partition(
+    client: txnkv.Client, topic: TopicInfo
+) -> None:
+    """They take their offsets in their order, by the numbers of this sender or of its caller."""
+    by = sender(client)
+    several = [(0, batch("a", "b")), (0, batch("c"))]
+    assert [each.base for each in by.deliver(several)] == [0, 2]
+    assert [each.base for each in by.deliver(several, [0, 2])] == [0, 2]  # once more
+    assert [each.base for each in by.deliver([*several, (0, batch("d"))], [0, 2, 3])] == [0, 2, 3]
+    with pytest.raises(OutOfOrderSequenceError, match="twice"):
+        by.deliver([(0, batch("e")), (0, batch("e"))], [4, 4])
+    with pytest.raises(OutOfOrderSequenceError):
+        by.deliver([(0, batch("e")), (0, batch("g"))], [4, 6])
+    assert [each.base for each in by.deliver([(0, batch("e")), (0, batch("f"))], [4, 5])] == [4, 5]
+    assert deliver(by, "g").base == 6
+    assert values(client, TOPIC) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+
+
 def test_close_sends_what_waits_and_takes_no_more(make: Make, client: txnkv.Client) -> None:
     producer = make(linger=60.0)
     future = producer.send("a")

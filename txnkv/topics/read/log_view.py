@@ -376,7 +376,11 @@ def glance_at(topics: Topics, partition: Partition, see: Callable[[LogView], T])
 
         def look(txn: lmdb.Transaction) -> T | None:
             view = LogView(topics, partition, txn, latest, fresh, reached, decided)
-            return None if view.is_behind else see(view)
+            if view.is_behind:
+                return None
+            seen = see(view)
+            _remember(partition, fresh, view.high_watermark)
+            return seen
 
         found = log.look(look)
     except Exception:  # an error is told by who goes the whole way

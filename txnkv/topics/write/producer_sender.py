@@ -139,7 +139,8 @@ class Sender:
         """Append messages, durably; all of them or none.
 
         Args:
-            messages: by number of the partition, as `core.encode_batch` takes them.
+            messages: by number of the partition, as `core.encode_batch` takes them; those of one
+                partition in their order.
             sequences: the number of the first message of each, where the producer gives them.
 
         Returns:
@@ -156,18 +157,19 @@ class Sender:
                 since: they are there, or will never be.
         """
         self._topic = self._topics.current(self._topic)
-        if sequences is not None:
-            ids = self._topic.partitions
-            self._next.update(
-                (ids[number], first) for (number, _), first in zip(messages, sequences, strict=True)
-            )
-        elif self._unsure:
+        if sequences is None and self._unsure:
             self._renew()
-        shares = [self._share(number, batch) for number, batch in messages]
+        upcoming = self._next.copy()  # which moves on when they are there
+        shares = []
+        firsts: Sequence[int | None] = sequences or [None] * len(messages)
+        for (number, batch), first in zip(messages, firsts, strict=True):
+            id = self._topic.partitions[number]
+            share = self._share(number, batch, upcoming.get(id, 0) if first is None else first)
+            upcoming[id] = producers.following(share.sending.last_sequence)
+            shares.append(share)
         self._commit_patiently(shares)
+        self._next = upcoming
         for share in shares:
-            following = producers.following(share.sending.last_sequence)
-            self._next[share.partition_id] = following
             self.sent += share.messages
             self._topics.coordinator.metrics.messages_sent.add(share.messages)
         return [Delivered(share.number, share.base, share.places) for share in shares]
@@ -180,10 +182,9 @@ class Sender:
 
     # -- encoding ----------------------------------------------------------------------
 
-    def _share(self, number: int, messages: pa.RecordBatch) -> _Share:
+    def _share(self, number: int, messages: pa.RecordBatch, first: int) -> _Share:
         partition_id = self._topic.partitions[number]
         options = self._topic.options
-        first = self._next.get(partition_id, 0)
         batches = []
         places: list[int] = []
         count = 0
@@ -261,18 +262,21 @@ class Sender:
         def write(cur: apsw.Cursor, stamp: Timestamp) -> list[Section]:
             sections = []
             sent = []
-            messages = 0
+            fresh: dict[int, list[_Share]] = {}
             for share, known in zip(shares, there, strict=True):
-                if known is not None:
-                    continue
-                share.base = topic_catalog.take_offsets(cur, share.partition_id, share.count)
-                data = core.place(share.data, share.base, stamp)
-                section = (payload.TOPIC, share.partition_id, data, share.base, share.count)
-                sections.append(Section(*section))
-                _, first, last = share.sending
-                batch = SentBatch(first, last, share.base, share.base + share.count - 1, now)
-                sent.append((share.partition_id, batch))
-                messages += share.messages
+                if known is None:
+                    fresh.setdefault(share.partition_id, []).append(share)
+            for id, some in fresh.items():
+                count = sum(share.count for share in some)
+                base = end = topic_catalog.take_offsets(cur, id, count)
+                for share in some:
+                    share.base, end = end, end + share.count
+                    _, first, last = share.sending
+                    sent.append((id, SentBatch(first, last, share.base, end - 1, now)))
+                data = b"".join([share.data for share in some]) if some[1:] else some[0].data
+                placed = core.place(data, base, stamp)
+                sections.append(Section(payload.TOPIC, id, placed, base, count))
+            messages = sum(share.messages for some in fresh.values() for share in some)
             producers.record(cur, self.producer, sent, messages)
             return sections
 

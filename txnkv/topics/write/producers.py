@@ -51,6 +51,8 @@ KEPT_BATCHES: Final = 5
 
 SEQUENCES: Final = 1 << 31
 NO_SEQUENCE: Final = -1
+_PENDING: Final = -1
+"""The offsets of a batch that takes them in this commit."""
 
 IDLE_SECONDS: Final = 86_400.0
 """After so long without a batch a producer is forgotten."""
@@ -368,7 +370,7 @@ def check(
 
     Raises:
         ProducerFencedError: a later producer of the name took over.
-        OutOfOrderSequenceError: one of them leaves a gap; nothing is to be appended.
+        OutOfOrderSequenceError: one leaves a gap, or comes twice; nothing is to be appended.
     """
     require_current(cur, producer, now)
     strict = now - producer.began <= int(IDLE_SECONDS * 1e6)
@@ -379,9 +381,11 @@ def check(
             states[partition_id] = find(cur, producer.id, partition_id)
         state = states[partition_id]
         there = duplicate_of(state, producer.epoch, first, last, strict=strict)
+        if there is not None and there.first_offset == _PENDING:
+            raise OutOfOrderSequenceError(f"sequence number {first} comes twice in one commit")
         answers.append(there)
         if there is None:  # what follows it in this commit is checked against it
-            pending = SentBatch(first, last, 0, 0, now)
+            pending = SentBatch(first, last, _PENDING, _PENDING, now)
             states[partition_id] = appended(state, producer.epoch, pending)
     fault_point("producer.checked")
     return answers
