@@ -78,8 +78,18 @@ class Browser:
     def click(self, selector: str) -> None:
         """Click on an element as a pointer does; it is scrolled to, and must not be covered."""
         asked = {"using": "css selector", "value": selector}
-        found = self._call("POST", f"{self._session}/element", asked)
-        self._call("POST", f"{self._session}/element/{found[_ELEMENT]}/click", {})
+
+        def clicked() -> bool:
+            found = self._call("POST", f"{self._session}/element", asked)
+            try:
+                self._call("POST", f"{self._session}/element/{found[_ELEMENT]}/click", {})
+            except AssertionError as error:
+                if "stale element" not in str(error):
+                    raise
+                return False  # the page was drawn anew meanwhile
+            return True
+
+        self.until(clicked, 120)
 
     def text(self, selector: str) -> str:
         """The visible text of an element; empty where there is none."""

@@ -10,9 +10,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:  # asked in scripts: it waits for no module
         print(f"txnkv, version {__version__}")
         return
-    from txnkv.cli import main as run
+    try:
+        from txnkv.cli import main as run
 
-    run(prog_name="txnkv")
+        run(prog_name="txnkv")
+    except KeyboardInterrupt:  # so early that no command took it
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from click.shell_completion import BashComplete
@@ -20,9 +22,8 @@ PROGRAM = [sys.executable, "-m", "txnkv"]
 
 
 def start(*args, **options):
-    return subprocess.Popen(
-        [*PROGRAM, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([*PROGRAM, *map(str, args)], **pipes)
 
 
 def finish(process):
@@ -192,6 +193,31 @@ def test_lines_of_json_load_little(command, store):
     )  # fmt: skip
     assert found.stdout.startswith("{")
     assert not {"numpy", "pandas", "pyarrow.parquet", "rich"} & set(found.stderr.split())
+
+
+def test_a_look_at_a_store_is_stopped(orders):
+    """In a terminal, whose screen it gives back."""
+    ours, theirs = pty.openpty()
+    with start("top", orders, stdout=theirs) as process, open(ours, "rb", buffering=0) as screen:
+        os.close(theirs)
+        shown = b""
+        while b"orders" not in shown:
+            shown += screen.read(1 << 16)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # at its end
+            while piece := screen.read(1 << 16):
+                shown += piece
+        assert process.communicate(timeout=300)[1] == b"stopped\n"
+    assert process.returncode == 130
+    assert b"\x1b[?1049l" in shown
+
+
+@pytest.mark.parametrize(("kind", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_server_is_stopped(kind, ended, orders):
+    process = start("serve", orders, "--listen", "grpc://127.0.0.1:0")
+    assert process.stdout.readline().startswith(b"serving ")
+    process.send_signal(kind)
+    assert finish(process)[0] == ended
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])

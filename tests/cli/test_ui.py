@@ -53,7 +53,7 @@ def held(store, monkeypatch):
 
 @pytest.fixture
 def serve(store):
-    """Starts the command as a user does; each is stopped by Ctrl-C at the end, and exits with 0."""
+    """Starts the command as a user does; each is stopped by Ctrl-C at the end."""
     begun = []
 
     def start(*options):
@@ -68,8 +68,17 @@ def serve(store):
     yield start
     for server in begun:
         os.kill(server.pid, signal.SIGINT)
-        assert server.communicate(timeout=120)[1] == ""
-        assert server.returncode == 0
+        assert server.communicate(timeout=120)[1] == "stopped\n"
+        assert server.returncode == 130
+
+
+def test_a_server_that_is_terminated_did_what_it_should(store):
+    args = [sys.executable, "-m", "txnkv", "ui", str(store)]
+    server = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout.readline().startswith("showing ")
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.communicate(timeout=120) == ("", "")
+    assert server.returncode == 0
 
 
 def ask(address, method, path, **headers):

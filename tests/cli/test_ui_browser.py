@@ -93,8 +93,8 @@ def started(store):
 
 def ended(server):
     os.kill(server.pid, signal.SIGINT)
-    assert server.communicate(timeout=120)[1] == ""
-    assert server.returncode == 0
+    assert server.communicate(timeout=120)[1] == "stopped\n"
+    assert server.returncode == 130
 
 
 @pytest.fixture
@@ -148,6 +148,8 @@ def test_all_is_there_and_nothing_sticks_out_or_is_faint(held, address, page, wi
     drawn = page.run("return document.querySelector('#drawing svg').ariaLabel")
     assert drawn.startswith("Offsets 0 to ")
     assert drawn.endswith("stable to 6: 2 commit markers, 1 aborted transaction, 1 open")
+    # The mark of an offset at the end is not cut off.
+    assert page.run("return getComputedStyle(document.querySelector('svg')).overflow") == "visible"
     wide = page.run("return document.querySelector('#drawing .gone').getBoundingClientRect().width")
     assert wide > 4
     page.click("[data-key='table orders']")

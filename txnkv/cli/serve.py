@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
 from txnkv.kafka import KafkaServer
 from txnkv.server import Limits, Server, Users
@@ -109,11 +110,13 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
     if kafka is not None:
         click.echo(f"serving its topics to Kafka's clients at {kafka.host}:{kafka.port}")
-    while os.read(stopped, 1)[0] not in _STOPS:
+    while (number := os.read(stopped, 1)[0]) not in _STOPS:
         pass
     if kafka is not None:
         kafka.close()
     server.close()
+    if number == signal.SIGINT:
+        raise Stopped("stopped")
 
 
 def _stops() -> int:

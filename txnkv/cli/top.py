@@ -75,7 +75,7 @@ def top(store: str, interval: float, once: bool, as_json: bool) -> None:
             return
         from rich.live import Live
 
-        with suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
+        with Live(console=console, screen=True) as live:
             for view in looks:
                 live.update(_shown(view, console.width), refresh=True)
 

@@ -23,8 +23,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, Final
 
@@ -84,14 +84,17 @@ def ui(store: str, port: int, read_only: bool) -> None:
         raise click.ClickException(
             f"{error.name} is missing, by which the page is served: pip install 'txnkv[ui]'"
         ) from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminated)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False,
+        app, log_level="warning", access_log=False, lifespan="on", ws="none", server_header=False,
         timeout_graceful_shutdown=2,
     )  # fmt: skip
-    with suppress(KeyboardInterrupt), server, watched:
-        click.echo(f"showing {store} at http://{address}/")
+    with server, watched:
         uvicorn.Server(config).run(sockets=[server])
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(0)
 
 
 class Watched:
@@ -398,4 +401,10 @@ def application(watched: Watched, address: str, token: str) -> Any:
 
     gets = [Route(path, answer, methods=["GET"]) for path in (*pages, *(f"/{n}" for n in looks))]
     posts = [Route(f"/{name}", answer, methods=["POST"]) for name in actions]
-    return Starlette(routes=[*gets, *posts])
+
+    @asynccontextmanager
+    async def begun(app: Starlette) -> AsyncIterator[None]:
+        click.echo(f"showing {watched.path} at http://{address}/")  # signals end it from here on
+        yield
+
+    return Starlette(routes=[*gets, *posts], lifespan=begun)
