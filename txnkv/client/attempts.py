@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txnkv.client.table import Table
-from txnkv.coordinator import Timestamp, TxnState
+from txnkv.coordinator import PartIds, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     ProducerFencedError,
@@ -122,7 +122,8 @@ def begin_transaction(
         connection: to the store.
         options: of `new_transaction`; beside a name perhaps `claims`, those of whoever begins, by
             name: this one's is put there. By default they are the connection's. And `via`, as
-            `claim_name` has it.
+            `claim_name` has it; `seen`, the row of the name as far as the caller knows, where the
+            claim is known and the last transaction has ended; and `parts`, participants by kind.
         **more: of `Transaction.begin`.
 
     Raises:
@@ -131,7 +132,7 @@ def begin_transaction(
     """
     rest = dict(options) | more
     name, claims = rest.pop("name", None), rest.pop("claims", connection.claims)
-    via = rest.pop("via", "")
+    via, seen, parts = rest.pop("via", ""), rest.pop("seen", None), rest.pop("parts", {})
     if name is None:
         return Transaction.begin(connection, **rest)
     if not isinstance(name, str) or not name:
@@ -139,25 +140,36 @@ def begin_transaction(
     if rest.get("spare") is not None:  # it may take several, of which the last one counts
         raise ValueError("a transaction with a name begins with no id that was given before")
     connection.require_writable()
-    return _begin_named(connection, name, claims, via, rest)
+    return _begin_named(connection, name, claims, _Begin(via, seen, parts), rest)
+
+
+class _Begin(NamedTuple):
+    """The options of `begin_transaction` beside a name."""
+
+    via: str
+    seen: _Row
+    parts: PartIds
 
 
 def _begin_named(
     connection: Connection,
     name: str,
     claims: MutableMapping[str, Claim],
-    via: str,
+    told: _Begin,
     options: Mapping[str, Any],
 ) -> NamedTransaction:
-    known = Claim(*claims[name]) if name in claims else None
+    known, row = (Claim(*claims[name]) if name in claims else None), told.seen
     while True:
-        table, row = _look(connection, name, known)
-        claim = _following(table, row) if known is None else known
+        if row is not None and known is not None:
+            claim = known
+        else:
+            table, row = _look(connection, name, known)
+            claim = _following(table, row) if known is None else known
         txn = NamedTransaction.begin(connection, **options)
         assert isinstance(txn, NamedTransaction)
         try:
-            txn.context.ensure_stored("begin")
-            if _move(connection, row, (name, *claim, str(int(txn.id)), via)):
+            txn.context.ensure_stored("begin", told.parts)  # durable with the row of the name
+            if _move(connection, row, (name, *claim, str(int(txn.id)), told.via)):
                 claims[name] = txn.claim = claim
                 txn.name = name
                 return txn
@@ -165,6 +177,7 @@ def _begin_named(
             txn.rollback()
             raise
         txn.rollback()
+        row = None
 
 
 def _look(connection: Connection, name: str, known: Claim | None) -> tuple[Table, _Row]:

@@ -50,4 +50,11 @@ from txnkv.coordinator.orchestration import Participants, ending_error
 from txnkv.coordinator.partition_locks import LOCK_TIMEOUT, Verdict
 from txnkv.coordinator.payload import Section, section_of
 from txnkv.coordinator.status_schema import one
-from txnkv.coordinator.status_table import PARTITION, TxnRow, TxnState, late_by, past_timeout
+from txnkv.coordinator.status_table import (
+    PARTITION,
+    PartIds,
+    TxnRow,
+    TxnState,
+    late_by,
+    past_timeout,
+)

@@ -31,7 +31,7 @@ from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.partition_locks import LockAnswer, Verdict
 from txnkv.coordinator.status_schema import one
-from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
+from txnkv.coordinator.status_table import PartIds, TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionLockedError,
@@ -203,13 +203,22 @@ class Coordinator:
             own["age_ts"] = age_ts
         return row
 
-    def write_open(self, row: TxnRow, *, fixed: bool = False, name: str | None = None) -> TxnRow:
+    def write_open(
+        self,
+        row: TxnRow,
+        *,
+        fixed: bool = False,
+        name: str | None = None,
+        parts: PartIds | None = None,
+    ) -> TxnRow:
         """Store the OPEN row, with an entry in the heartbeat table. Again after a failure is fine.
 
         Args:
             row: of a transaction that `begin` gave.
             fixed: as `fix_snapshot`.
             name: under which it is to be found.
+            parts: participants by kind, where the caller writes to status.db next and acknowledges
+                nothing before: then this is durable with that, and not synced by itself.
 
         Raises:
             TransactionTimedOutError: its timeout passed before it wrote anything.
@@ -220,7 +229,7 @@ class Coordinator:
                 f"transaction {row.txn_id} passed its timeout of {(row.timeout or 0) / 1e6:g} s "
                 "before it wrote anything: begin a new one, with a longer timeout"
             )
-        with self.store.status.write() as cur:
+        with self.store.status.write(sync=parts is None) as cur:
             there = status_table.find(cur, row.txn_id)
             slot = None if there is None else there.heartbeat_slot
             if slot is None:
@@ -235,6 +244,8 @@ class Coordinator:
             if name is not None:
                 name_transaction(cur, name, row.txn_id)
             self.ids.record(cur)
+            for kind, ids in (parts or {}).items():
+                status_table.register_participant(cur, row.txn_id, kind, ids)
         self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
         self.maintenance.set_pace(row.keepalive / 4e6)
         self.maintenance.start()

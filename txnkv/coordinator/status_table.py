@@ -16,10 +16,10 @@ that a step of the protocol is one SQLite transaction whatever it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 
@@ -30,6 +30,9 @@ from txnkv.storage import boot_id, clock
 
 PARTITION: Final = "partition"
 """Kind of the participants that are partitions of topics."""
+
+PartIds: TypeAlias = Mapping[str, Sequence[int]]
+"""Ids of participants, by their kind."""
 
 
 class TxnState(IntEnum):

@@ -86,6 +86,7 @@ class _Producer:
         before: the id and epoch from which it went on, when it said so.
         empty: partitions that were added and to which nothing came.
         states: batches that came, by partition; what is not there is looked up.
+        row: of the name, as it was written here last; None where it has to be looked up.
     """
 
     def __init__(self, id: int, epoch: int, last: int | None) -> None:
@@ -101,6 +102,7 @@ class _Producer:
         self.empty: set[int] = set()
         self.states: dict[int, producers.ProducerState | None] = {}
         self.offsets: frozenset[OffsetKey] = frozenset()
+        self.row: Mapping[str, Any] | None = None
 
     def require(self, named: Named) -> None:
         """Refuse another one than the one of now.
@@ -112,6 +114,13 @@ class _Producer:
             raise KafkaError(Code.INVALID_PRODUCER_ID_MAPPING, "the producer's id is another one")
         if named.epoch != self.epoch:
             raise fenced(named.epoch, self.epoch)
+
+
+def _row(named: Named, txn: TxnId | None) -> Mapping[str, Any]:
+    """The row of a name whose last transaction is this one."""
+    name, id, epoch = named
+    last = None if txn is None else str(int(txn))
+    return {"name": name, "id": id, "epoch": epoch, "txn": last, "via": _VIA}
 
 
 def gone() -> KafkaError:
@@ -226,6 +235,7 @@ class TransactionalIds:
             producer.before = (producer.id, producer.epoch) if known.id >= 0 else None
             producer.id, producer.epoch, producer.last = id, epoch, None
             producer.committed = None
+            producer.row = _row(Named(transactional_id, id, epoch), None)
             producer.timeout = timeout_millis / 1000
             producer.states.clear()
             return id, epoch
@@ -266,7 +276,7 @@ class TransactionalIds:
         self._roll_back(producer)
         producer.id, producer.epoch = row["id"], row["epoch"]
         producer.last = None if row["txn"] is None else int(row["txn"])
-        producer.committed = producer.before = None
+        producer.committed = producer.before = producer.row = None
         producer.states.clear()
         if row["via"] == _VIA:
             self._take_over(producer)
@@ -287,16 +297,23 @@ class TransactionalIds:
             begins = producer.txn is None
             if begins:
                 name = named.transactional_id
-                options = {"name": name, "claims": {name: Claim(*named[1:])}, "via": _VIA}
+                options = {
+                    "name": name,
+                    "claims": {name: Claim(*named[1:])},
+                    "via": _VIA,
+                    "seen": producer.row,
+                    "parts": {PARTITION: [each.id for each in fresh]},
+                }
                 with _as_fenced():
                     txn = begin_transaction(self._client, options, timeout=producer.timeout)
                 producer.txn, producer.last, producer.committed = txn, None, None
-            if fresh or not begins:
+                producer.row = _row(named, txn.id)
+            else:
                 with self._open(producer) as txn:
                     append.take_part(self._client.instance.topics, txn.context.row, fresh)
-                ids = {each.id for each in fresh}
-                producer.partitions |= ids
-                producer.empty |= ids
+            ids = {each.id for each in fresh}
+            producer.partitions |= ids
+            producer.empty |= ids
 
     @contextmanager
     def _open(self, producer: _Producer) -> Iterator[Transaction]:

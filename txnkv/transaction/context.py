@@ -31,6 +31,7 @@ import pyarrow as pa
 from txnkv.coordinator import (
     LOCK_TIMEOUT,
     Mark,
+    PartIds,
     SmallCommit,
     Timestamp,
     TxnId,
@@ -245,8 +246,8 @@ class TxnContext:
 
     # -- large -------------------------------------------------------------------------
 
-    def ensure_stored(self, what: str = "write") -> TxnRow:
-        """Store the OPEN row, once.
+    def ensure_stored(self, what: str = "write", parts: PartIds | None = None) -> TxnRow:
+        """Store the OPEN row, once, and `parts` as `write_open` does.
 
         Raises:
             InvalidTxnStateError: it was ended here, or is being committed.
@@ -257,11 +258,10 @@ class TxnContext:
                 self.require_open(what)
                 self._storing = True  # also if it fails: the row may be there
                 self.row = self.instance.coordinator.write_open(
-                    self.row, fixed=self._fixed is not None, name=self.name
+                    self.row, fixed=self._fixed is not None, name=self.name, parts=parts
                 )
                 self.local.move(Local.STORED)
-                handle = None if self.handle is None else self.handle()
-                if handle is not None:
+                if self.handle is not None and (handle := self.handle()) is not None:
                     handle.start_heart()
             return self.row
 

@@ -30,8 +30,9 @@ def commit(context: TxnContext) -> Timestamp:
         CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
     """
     try:
-        _start(context)
-        row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
+        row = _start(context)
+        if row.state is not TxnState.COMMITTED:
+            row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
     except (StorageFullError, UnavailableError) as error:
         if context.local.at is not Local.FINISHING:
             raise
@@ -74,7 +75,7 @@ def abort_by_hand(instance: Instance, txn_id: int) -> None:
             raise
 
 
-def _start(context: TxnContext) -> None:
+def _start(context: TxnContext) -> TxnRow:
     local = context.local
     context.offer_reads()
     with context.lock:
@@ -83,7 +84,7 @@ def _start(context: TxnContext) -> None:
             context.ensure_large("commit")
             local.move(Local.FINISHING)
     try:
-        context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
+        return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
     except BaseException:
         with context.lock:
             if begins and local.at is Local.FINISHING:
