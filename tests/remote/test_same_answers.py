@@ -245,6 +245,8 @@ c.new_session().send(v, {"n": 1, "m": 2})
 v.alter(value_schema={"n": "int8?", "m": Column("int16", default=5)})
 v.alter(value_schema={"m": "int16"})
 v.value_schema
+c.create_topic("v", value_schema={"n": "int16?", "m": Column("int16")}, evolve=True).value_schema
+c.create_topic("v", value_schema={"n": "int8?", "m": Column("int16")}, evolve=True)
 y = c.new_session()
 y.send("v", {"n": 1})
 y.send(v, {"n": None, "m": 3})

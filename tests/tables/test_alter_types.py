@@ -337,6 +337,22 @@ def test_evolve_widens(client: txnkv.Client, table: txnkv.Table) -> None:
         client.create_table("t", txnkv.Schema(narrow, ["id"]), evolve=True)
 
 
+DEFAULTS = [("int8?", 7), ("int16?", 300), ("int16?", None)]  # 300 is too much for the first type
+
+
+def test_evolve_sets_and_drops_defaults(client: txnkv.Client, table: txnkv.Table) -> None:
+    before = rows(table)
+    for key, (kind, default) in enumerate(DEFAULTS, 1000):
+        column = txnkv.Column(kind, default=default)
+        wanted = txnkv.Schema(dict(SCHEMA.columns) | {"n": column}, ["id"])
+        assert client.create_table("t", wanted, evolve=True).schema == wanted
+        table.insert({"id": key, "t": "x"})
+    assert rows(table, columns=["id", "n"], where=[("id", ">=", 1000)]) == [
+        {"id": key, "n": default} for key, (_, default) in enumerate(DEFAULTS, 1000)
+    ]
+    assert rows(table)[: len(before)] == before
+
+
 # -- another name ----------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from tests import internals
 from txnkv.errors import CorruptionError, SchemaError
 from txnkv.storage import directory
 from txnkv.storage.directory import StoreDirectory
+from txnkv.topics import TopicEngine
 from txnkv.topics.messages.values import ValueCodec, ValueStage, value_codec
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction import ValueSchema, declared, evolved_values
@@ -391,3 +392,53 @@ def test_stages_are_compared_with_their_defaults() -> None:
     assert value is not None
     assert value_codec(one, two).has(value, value_codec(one))
     assert not value_codec(two).has(value, value_codec(one))
+
+
+# -- evolve ----------------------------------------------------------------------------
+
+
+def test_evolve_makes_a_topic_or_gives_it_the_schema(client: txnkv.Client) -> None:
+    for schema, wanted in ((FIRST, OLD), (SECOND, AS_SECOND), (SECOND, AS_SECOND)):
+        topic = client.create_topic("t", 2, value_schema=schema, evolve=True)
+        with client.transaction() as txn:
+            txn.send(topic, OLD, partition=0)
+        assert {str(value) for value in read(topic)} == {str(wanted)}
+    assert topic.info.options == client.topic("t").info.options
+    assert len(topic.info.options.values) == 2
+    assert client.create_topic("t", 2, value_schema=SECOND, exists_ok=True).info == topic.info
+    plain = client.create_topic("plain", evolve=True)
+    assert client.create_topic("plain", evolve=True).info == plain.info
+
+
+@pytest.mark.parametrize(("schema", "said"), WRONG[:5])
+def test_evolve_names_what_is_not_safe(
+    client: txnkv.Client, schema: ValueSchema, said: str
+) -> None:
+    topic = client.create_topic("t", value_schema=FIRST)
+    with pytest.raises(txnkv.TopicExistsError, match=said):
+        client.create_topic("t", value_schema=schema, evolve=True)
+    with pytest.raises(txnkv.TopicExistsError, match="its partitions is 1, not 2"):
+        client.create_topic("t", 2, value_schema=SECOND, evolve=True)
+    with pytest.raises(txnkv.TopicExistsError, match="its value_schema is"):
+        client.create_topic("t", evolve=True)
+    assert client.topic("t").info == topic.info
+    client.create_topic("plain")
+    with pytest.raises(txnkv.TopicExistsError, match="are bytes"):
+        client.create_topic("plain", value_schema=FIRST, evolve=True)
+
+
+def test_evolve_of_a_topic_that_is_dropped_meanwhile_makes_it(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process drops it between the look at it and its change."""
+    client.create_topic("t", value_schema=FIRST)
+    alter = TopicEngine.alter
+
+    def drop_first(engine: TopicEngine, topic: Any, *rest: Any) -> Any:
+        client.drop_topic("t")
+        return alter(engine, topic, *rest)
+
+    monkeypatch.setattr(TopicEngine, "alter", drop_first)
+    assert client.create_topic("t", value_schema=SECOND, evolve=True).info.options == evolved(
+        SECOND
+    )

@@ -48,6 +48,7 @@ from txnkv.transaction import (
     TxnContext,
     ValueSchema,
     declared,
+    evolved_values,
     one_phase_commit,
     two_phase_commit,
 )
@@ -95,7 +96,7 @@ class Client(Connection, Closing):
             exists_ok: return the table of this name when there is one that was made alike.
             history: seconds for which versions are kept, "unlimited", or None: as the store does.
             evolve: as exists_ok, and change it where that is safe: widen types, make columns
-                nullable, add those that are the last ones here, nullable or with a default.
+                nullable, set defaults, add columns that are last here, nullable or with a default.
 
         Raises:
             TableExistsError: the name is taken (with exists_ok, evolve: by a different table).
@@ -231,6 +232,7 @@ class Client(Connection, Closing):
         tombstone_seconds: float = TopicOptions.tombstone_seconds,
         segment_bytes: int = TopicOptions.segment_bytes,
         segment_seconds: float = TopicOptions.segment_seconds,
+        evolve: bool = False,
     ) -> Topic:
         """Make a topic. Takes effect at once, outside of transactions.
 
@@ -256,10 +258,11 @@ class Client(Connection, Closing):
             tombstone_seconds: so long a message with a key and no value stays when it is the last.
             segment_bytes, segment_seconds: the log is cut where a part of it has so many bytes, or
                 messages of so many seconds; retention and compaction leave the last part alone.
+            evolve: as exists_ok, and give its values this schema where `Topic.alter` would.
 
         Raises:
             NotSupportedError: compaction with buffer="sidecar".
-            TopicExistsError: the name is taken (with exists_ok: by a different topic).
+            TopicExistsError: the name is taken (with exists_ok, evolve: by a different topic).
             SchemaError: a column of values has a type, name or default that it cannot have.
             ValueError: an argument makes no sense.
         """
@@ -267,17 +270,14 @@ class Client(Connection, Closing):
         if not isinstance(name, str) or not name:
             raise ValueError(f"a topic's name is a non-empty string, not {name!r}")
         options = TopicOptions(
-            compression=compression,
-            retention_seconds=retention_seconds,
-            retention_bytes=retention_bytes,
+            compression=compression, cleanup=cleanup, tombstone_seconds=tombstone_seconds,
+            retention_seconds=retention_seconds, retention_bytes=retention_bytes,
             retain_unacknowledged=retain_unacknowledged,
-            cleanup=cleanup,
-            tombstone_seconds=tombstone_seconds,
-            segment_bytes=segment_bytes,
-            segment_seconds=segment_seconds,
-        ).with_values(declared(value_schema))
-        made = self.instance.topics.create(name, partitions, buffer, options, exists_ok=exists_ok)
-        return Topic(self, made)
+            segment_bytes=segment_bytes, segment_seconds=segment_seconds,
+        ).with_values(declared(value_schema))  # fmt: skip
+        values_of = evolved_values(value_schema) if evolve and value_schema is not None else None
+        how: Any = {"exists_ok": exists_ok or evolve, "values_of": values_of}
+        return Topic(self, self.instance.topics.create(name, partitions, buffer, options, **how))
 
     def topic(self, name: str) -> Topic:
         """The topic of this name.

@@ -238,8 +238,8 @@ def _require_free(kept: Iterable[str], add: Iterable[str]) -> None:
 
 
 def evolved(schema: Schema, given: Schema) -> Schema:
-    """Return the schema with the columns of another one added, widened and made nullable, where
-    that is safe: what differs otherwise stays as it is.
+    """Return the schema with the columns of another one added, widened, made nullable and with its
+    defaults, where that is safe: what differs otherwise stays as it is.
     """
     new = {
         name: column
@@ -254,9 +254,15 @@ def evolved(schema: Schema, given: Schema) -> Schema:
         if here[name].type != there[name].type and _has_all(there[name].type, here[name].type)
     }
     nullable = {name: True for name in both if there[name].nullable and not here[name].nullable}
-    if not (new or widen or nullable):
+    default = {
+        name: there[name].default
+        for name in both
+        if there[name].default != here[name].default
+        and there[name].type == widen.get(name, here[name].type)
+    }
+    if not (new or widen or nullable or default):
         return schema
-    return altered(schema, SchemaChange(add=new, widen=widen, nullable=nullable))
+    return altered(schema, SchemaChange(add=new, widen=widen, nullable=nullable, default=default))
 
 
 def tightened(then: Schema, now: Schema) -> list[str]:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ from txnkv.coordinator import (
     status_table,
 )
 from txnkv.core import ControlType
-from txnkv.errors import TxnkvError
+from txnkv.errors import SchemaError, TopicExistsError, TopicNotFoundError, TxnkvError
 from txnkv.storage import BusyError, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.topics import key_compaction, retention, subscription_catalog, topic_catalog
 from txnkv.topics.delivery import Subscriptions
@@ -285,8 +286,12 @@ class TopicEngine(Topics):
         options: TopicOptions,
         *,
         exists_ok: bool = False,
+        values_of: ValuesOf | None = None,
     ) -> TopicInfo:
         """Add a topic.
+
+        Args:
+            values_of: with `exists_ok`: the values of one that is there get these schemas.
 
         Raises:
             TopicExistsError: the name is taken; with `exists_ok`, by one that is different.
@@ -295,11 +300,20 @@ class TopicEngine(Topics):
         """
         with self.store.status.write() as cur:
             found = topic_catalog.find(cur, name) if exists_ok else None
-            if found is not None:
-                found.require_alike(partitions, buffer, options)
-                return found
-            topic_catalog.declare_values(self.store.directory, options)
-            return topic_catalog.create(cur, name, partitions, buffer, options)
+            if found is None:
+                topic_catalog.declare_values(self.store.directory, options)
+                return topic_catalog.create(cur, name, partitions, buffer, options)
+            made = found if values_of is None else _with_values(found, values_of)
+            made.require_alike(partitions, buffer, options)
+        if made == found:
+            return found
+        topic_catalog.require_writable(found, "alter")
+        try:
+            return self.alter(found, {}, None, values_of)
+        except TopicNotFoundError:  # it was dropped meanwhile
+            return self.create(
+                name, partitions, buffer, options, exists_ok=True, values_of=values_of
+            )
 
     def alter(
         self,
@@ -427,3 +441,19 @@ class TopicEngine(Topics):
         close_all(self.store.environments, folder, f"logs/{id}")
         self.store.environments.drop(f"logs/{id}")
         self.store.directory.remove_log_dir(id)
+
+
+def _with_values(topic: TopicInfo, values_of: ValuesOf) -> TopicInfo:
+    """Return the topic with other schemas of values.
+
+    Raises:
+        TopicExistsError: its values cannot be of these.
+    """
+    try:
+        options = topic.options.with_values(values_of(topic.options))
+    except SchemaError as error:
+        raise TopicExistsError(
+            f"there is a topic {topic.name!r} already, and its values cannot get this schema: "
+            f"{error}"
+        ) from None
+    return replace(topic, options=options)
