@@ -116,3 +116,9 @@ def orders(store: Path, file: Any, run: Any, large: None) -> Path:
     rows = "id,region,total,day\n1,eu,9.5,2026-01-31\n2,us,,2026-02-01\n3,eu,2,2026-02-02\n4,,7,\n"
     run("load", store, "orders", file("orders.csv", rows), "--key", "id")
     return store
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[txnkv.Client]:
+    with txnkv.connect(tmp_path_factory.mktemp("shared") / "store") as client:
+        yield client

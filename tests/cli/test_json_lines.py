@@ -39,6 +39,10 @@ COLUMNS = INTEGERS | {
     "n": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
     "l": (pa.list_(pa.string()), st.lists(st.text())),
     "s": (pa.struct({"a": pa.int64()}), st.fixed_dictionaries({"a": st.integers(0, 9)})),
+    "m": (
+        pa.map_(pa.date32(), pa.int64()),
+        st.dictionaries(st.dates(), st.integers(0, 9), min_size=1).map(lambda m: [*m.items()]),
+    ),
     "clock": (pa.time64("us"), st.times()),
     "u": (pa.uuid(), st.uuids()),
     "always": (pa.string(), st.text('ab\\"\n\x00é')),
@@ -111,6 +115,12 @@ def test_columns_of_json_are_a_part_of_the_line():
     column = pa.array(['{"a":\r\n 1}', None, "[]"], core.JSON)
     lines = bytes(json_lines(pa.record_batch([column], ["j"]))).decode()
     assert lines == '{"j": {"a":  1}}\n{"j": null}\n{"j": []}\n'
+
+
+def test_a_map_without_pairs_is_an_object():
+    column = pa.array([[], None], pa.map_(pa.string(), pa.int64()))
+    lines = bytes(json_lines(pa.record_batch([column], ["m"]))).decode()
+    assert lines == '{"m": {}}\n{"m": null}\n'
 
 
 def test_years_of_more_than_four_digits():

@@ -20,12 +20,6 @@ from txnkv.cli.message_lines import lines_of
 from txnkv.topics import outbox
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    with txnkv.connect(tmp_path_factory.mktemp("shared") / "store") as client:
-        yield client
-
-
 @pytest.fixture
 def messages(store):
     """A topic `events` of two partitions, 0 with a, b, and 1 with c, of the key k."""

@@ -7,8 +7,11 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import txnkv
+from txnkv.cli.message_lines import lines_of
 
 COLUMNS = (
     "id:int64,ok:bool?,x:float64?,day:date32?,at:timestamp[us, tz=UTC]?,local:timestamp[us]?,"
@@ -60,6 +63,42 @@ def test_lines_of_objects_in_and_out(typed, run):
         client.create_topic("copy", value_schema=schema)
     run("produce", typed, "copy", input=out)
     assert values(typed, "copy") == values(typed)
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.fixed_dictionaries(
+            {
+                "id": st.integers(-(2**63), 2**63 - 1),
+                "x": st.none() | st.integers(-9, 9).map(lambda number: number / 2),
+                "value": st.none() | st.text(max_size=9),  # which is a column here
+                "day": st.none() | st.dates(),
+                "at": st.none() | st.datetimes(timezones=st.just(UTC)),
+                "raw": st.none() | st.binary(max_size=9),
+                "tags": st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
+                "doc": st.none() | st.sampled_from(["[1, 2]", '{"a": null}', "null"]),
+            }
+        ),
+        max_size=6,
+    ),
+    st.sampled_from([(None, True), (b"=", False), (None, False)]),
+)
+@settings(max_examples=40, deadline=None)
+def test_lines_by_columns_say_what_rows_say(shared, rows, form):
+    shared.drop_topic("t", missing_ok=True)
+    topic = shared.create_topic("t", value_schema={
+        "id": "int64", "x": "float64?", "value": "string?", "day": "date32?",
+        "at": "timestamp[us, tz=UTC]?", "raw": "binary?", "tags": "list<item: string>?",
+        "doc": "json?",
+    })  # fmt: skip
+    with shared.transaction() as txn:
+        for row in rows:
+            txn.send(topic, row, key="k")
+    messages = topic.consumer().poll(timeout=0)
+    batch = topic.consumer().poll_batch(timeout=0)
+    assert bytes(lines_of(batch, *form, typed=True)) == lines_of(messages, *form)
+    assert len(messages) == len(batch) == len(rows)
 
 
 @pytest.mark.parametrize("together", [(), ("--transaction",)])

@@ -18,7 +18,16 @@ import pyarrow as pa
 from click.shell_completion import CompletionItem
 
 import txnkv
-from txnkv.core import JSON, UUID, JsonKind, duration_text, json_kind, json_rows, uuid_texts
+from txnkv.core import (
+    JSON,
+    UUID,
+    JsonField,
+    JsonKind,
+    duration_text,
+    json_kind,
+    json_rows,
+    uuid_texts,
+)
 from txnkv.errors import TxnkvError
 
 if TYPE_CHECKING:  # loaded when something is shown to people
@@ -170,12 +179,16 @@ def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
 
 def objects(members: Sequence[tuple[str, pa.Array, JsonKind]]) -> pa.Buffer:
     """A JSON object a line, of the names of members, their values and the form of these."""
+    return json_rows(json_fields(members), len(members[0][1]), "}\n")
+
+
+def json_fields(members: Sequence[tuple[str, pa.Array, JsonKind]]) -> list[JsonField]:
+    """The members of objects, of which each wants a brace behind it."""
     marks = ["{", *[", "] * (len(members) - 1)]
-    fields = [
+    return [
         (f"{mark}{json_text(name)}: ", values, kind)
         for mark, (name, values, kind) in zip(marks, members, strict=True)
     ]
-    return json_rows(fields, len(members[0][1]), "}\n")
 
 
 def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
@@ -190,10 +203,10 @@ def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
         return uuid_texts(column), JsonKind.STRING
     if is_a.is_decimal(kind):
         return column.cast(pa.string()), JsonKind.STRING
-    values = column.to_pylist()
+    values: Iterable[Any] = map(json_value, column.to_pylist())
     if is_a.is_map(kind):
-        values = [None if value is None else dict(value) for value in values]
-    return pa.array([json_text(json_value(value)) for value in values], pa.string()), JsonKind.RAW
+        values = ({} if value == [] else value for value in values)
+    return pa.array(map(json_text, values), pa.string()), JsonKind.RAW
 
 
 # -- tables and bars for people --------------------------------------------------------

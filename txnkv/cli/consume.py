@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
@@ -94,6 +94,7 @@ def consume(
     read_only = subscription is None and (start in _PLACES or start.isdecimal())
     with txnkv.connect(store, create=False, read_only=read_only) as client:
         found = client.topic(topic)
+        typed = found.value_schema is not None
         reader: Rounds
         with given():
             if subscription is None:
@@ -108,7 +109,9 @@ def consume(
         ):
             for messages in _limited(reader, limit):
                 parts = _halves(messages)
-                lines = partial(message_lines.lines_of, separator=separator, as_json=as_json)
+                lines = partial(
+                    message_lines.lines_of, separator=separator, as_json=as_json, typed=typed
+                )
                 for text in map(lines, parts) if len(parts) == 1 else pool.map(lines, parts):
                     sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
@@ -176,18 +179,13 @@ class _Reader:
         if when is not None:
             self._consumer.seek_to_time(when)
         self._follow = follow
-        # Columns of a value schema do not tell a value of nulls from none.
-        typed = topic.value_schema is not None
-        self._poll: Callable[..., Messages] = (
-            self._consumer.poll if typed else self._consumer.poll_batch
-        )
-        self.most = _ROUND if typed else _LARGE_ROUND
+        self.most = _LARGE_ROUND
 
     def next(self, most: int) -> Messages | None:
         if self._follow:
-            return self._poll(max_messages=most, timeout=1.0)
+            return self._consumer.poll_batch(max_messages=most, timeout=1.0)
         before = self._positions()
-        messages = self._poll(max_messages=most, timeout=0)
+        messages = self._consumer.poll_batch(max_messages=most, timeout=0)
         # A round may have passed over aborted messages alone; there may be more behind them.
         return messages if len(messages) or before != self._positions() else None
 

@@ -17,13 +17,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import reduce
 from typing import Any, BinaryIO, Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import json_form, json_row, json_text, objects
+from txnkv.cli.console import json_fields, json_form, json_row, json_text, objects
 from txnkv.core import (
     JSON,
     JsonKind,
@@ -42,6 +43,7 @@ from txnkv.transaction import encoder_of
 _PIECE: Final = 1 << 20
 _FIELDS: Final = ("value", "key", "headers", "timestamp", "partition")
 _IGNORED: Final = ("offset", "txn_id")
+_BESIDE: Final = {*_FIELDS, *_IGNORED} - {"value"}
 
 
 def read_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
@@ -110,7 +112,7 @@ def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
     }
 
 
-def json_fields(message: Any) -> tuple[Any, ...]:
+def message_fields(message: Any) -> tuple[Any, ...]:
     """Value, key, headers, timestamp and partition of a message in JSON, as they stand there.
 
     Raises:
@@ -128,7 +130,7 @@ def json_fields(message: Any) -> tuple[Any, ...]:
 
 
 def _fields(message: Any) -> tuple[Any, ...]:
-    value, key, headers, time, partition = json_fields(message)
+    value, key, headers, time, partition = message_fields(message)
     return (
         as_bytes(value),
         as_bytes(key),
@@ -186,16 +188,19 @@ def short(line: bytes) -> str:
 
 
 def lines_of(
-    messages: Sequence[Message] | pa.RecordBatch, separator: bytes | None, as_json: bool
+    messages: Sequence[Message] | pa.RecordBatch,
+    separator: bytes | None,
+    as_json: bool,
+    typed: bool = False,
 ) -> bytes | pa.Buffer:
     """Messages as lines; no value, or no key, is nothing.
 
     Args:
-        messages: or the batch of them, as `Consumer.poll_batch` gives it, of a topic without a
-            value schema.
+        messages: or the batch of them, as `Consumer.poll_batch` gives it.
+        typed: the batch has the columns of a value schema.
     """
     if isinstance(messages, pa.RecordBatch):
-        return _batch_lines(messages, separator, as_json)
+        return _batch_lines(messages, separator, as_json, typed)
     if as_json:
         lines: Iterable[bytes] = (json_text(_document(each)).encode() for each in messages)
     elif separator is not None:
@@ -205,10 +210,15 @@ def lines_of(
     return b"".join(line + b"\n" for line in lines)
 
 
-def _batch_lines(batch: pa.RecordBatch, separator: bytes | None, as_json: bool) -> pa.Buffer:
+def _batch_lines(
+    batch: pa.RecordBatch, separator: bytes | None, as_json: bool, typed: bool
+) -> pa.Buffer:
+    value, form = (_objects(batch), JsonKind.RAW) if typed else (batch["value"], JsonKind.EITHER)
     if not as_json:
+        if typed:
+            value = pc.fill_null(value, "null").cast(pa.binary())
         pieces = [] if separator is None else [pc.fill_null(batch["key"], b""), separator]
-        return _joined([*pieces, pc.fill_null(batch["value"], b""), b"\n"])
+        return _joined([*pieces, pc.fill_null(value, b""), b"\n"])
     ids = batch["txn_id"]
     return objects(
         [
@@ -216,11 +226,20 @@ def _batch_lines(batch: pa.RecordBatch, separator: bytes | None, as_json: bool) 
             ("offset", *json_form(batch["offset"])),
             ("timestamp", *json_form(batch["timestamp"])),
             ("key", batch["key"], JsonKind.EITHER),
-            ("value", batch["value"], JsonKind.EITHER),
+            ("value", value, form),
             ("headers", _headers(batch["headers"]), JsonKind.RAW),
             ("txn_id", *json_form(pc.if_else(pc.equal(ids, 0), None, ids))),
         ]
     )
+
+
+def _objects(batch: pa.RecordBatch) -> pa.StringArray:
+    """The columns of values as texts of objects; a row of nothing but nulls is no value."""
+    names = [name for name in batch.schema.names if name not in _BESIDE]
+    columns = [batch[name] for name in names]
+    members = [(name, *json_form(batch[name])) for name in names]
+    absent = reduce(pc.and_, map(pc.is_null, columns))
+    return pc.if_else(absent, None, json_texts(json_fields(members), len(batch), "}"))
 
 
 def _joined(pieces: Sequence[Any]) -> pa.Buffer:
@@ -327,7 +346,7 @@ class TypedLines:
         """Lines of JSON as messages."""
 
         def row(line: bytes) -> Row:
-            value, key, headers, time, partition = json_fields(json.loads(line))
+            value, key, headers, time, partition = message_fields(json.loads(line))
             return Row(
                 self._value(value),
                 as_bytes(key),
