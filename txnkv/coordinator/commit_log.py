@@ -111,7 +111,7 @@ class CommitLog:
         visible: the latest snapshot as of the last look.
         shown: four words (csrc/native/published.c): the change number for which memory is complete,
             the latest snapshot, and the change numbers while this process's group is written.
-        sleepers: events that each group of commits sets when it is durable.
+        sleepers: events that are set when a group of commits is durable.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
     """
@@ -401,8 +401,12 @@ class CommitLog:
         self._metrics.commit_groups.value += 1
         self._on_commit()
         if self.sleepers:
-            for event in tuple(self.sleepers.values()):
-                event.set()
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the sleepers: something is durable, here or in a log."""
+        for event in tuple(self.sleepers.values()):
+            event.set()
 
     def _forget(self) -> None:
         """Nothing of this process is on its way, and nothing is known: the next one looks."""

@@ -164,6 +164,24 @@ def sent_before(
     return producers.truncated(state, at)
 
 
+def forget_lost(topics: Topics, partition_id: int, producer_id: int) -> None:
+    """Forget the last batch of a producer where `append_alone` took its offsets, and no more.
+
+    Its process died between the two commits, or the second one failed. The producer sends it again,
+    and it is no duplicate. Not of logs that are compacted, where a batch may go.
+    """
+    partition = topics.partition(partition_id)
+    with topics.store.status.read() as cur:
+        state = producers.find(cur, producer_id, partition_id)
+    if partition is None or state is None or not state.batches:
+        return
+    roll_forward.complete(topics, partition)  # what is not in the log now never will be
+    kept = sent_before(topics, partition, producer_id)
+    if kept != state:
+        with topics.store.status.write() as cur:
+            producers.take_back(cur, producer_id, partition_id, state.batches[-1])
+
+
 def append_runs(topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[Run]) -> None:
     """Append batches of a large transaction that lie in memory which may be written.
 
@@ -206,6 +224,7 @@ def append_alone(
     partition: Partition,
     batches: Sequence[bytes],
     attempt: AppendAttempt | None = None,
+    note: Note | None = None,
 ) -> None:
     """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
 
@@ -214,6 +233,7 @@ def append_alone(
         partition: where to.
         batches: without offsets.
         attempt: as for `append`.
+        note: as for `append`; what it writes is durable before the batches are.
 
     Raises:
         TopicNotFoundError: the topic was dropped; nothing was appended.
@@ -224,11 +244,13 @@ def append_alone(
     def commit(cur: apsw.Cursor) -> _Admitted:
         stamps.append(next_timestamp(cur))
         reach(cur, stamps[-1])
-        return _Admitted(stamps[-1], first=False)
+        return _Admitted(stamps[-1], first=note is not None)
 
-    _append(topics, partition, _runs(batches), place, commit, attempt or AppendAttempt(), 0)
+    attempt = attempt or AppendAttempt()
+    _append(topics, partition, _runs(batches), place, commit, attempt, 0, note)
     if stamps:
         topics.store.runtime.raise_durable(stamps[-1])
+        topics.log.wake()
 
 
 def is_appended(topics: Topics, partition: Partition, attempt: AppendAttempt) -> bool:

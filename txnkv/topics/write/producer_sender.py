@@ -10,12 +10,17 @@ and the sender cannot know; so it sends the very same again, under the same sequ
 Sequence numbers move on only when an answer is there. What fails for good, a full disk for one,
 leaves no gap: the next messages take its numbers. Only after a commit that stayed unsure until
 patience ran out are they not known; the producer then goes on in a new epoch, at 0.
+
+Many bytes of a producer that numbers its messages itself go straight into the log, at half of the
+writing. Their numbers are durable in status.db before the log has them, so an end in between leaves
+numbers without messages; who does not know that it did not end so looks first (`forget_lost`), and
+before it answers that something is there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -31,11 +36,14 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.messages import chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
-from txnkv.topics.write import producers
+from txnkv.topics.write import append, producers
 from txnkv.topics.write.producers import Sending, SentBatch
 
 PATIENCE: Final = 120.0
 """Seconds for which a commit is tried again."""
+
+_ALONE_BYTES: Final = 1 << 19
+"""So many bytes are no row of the commit log, where they have sequence numbers of their own."""
 
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.5
@@ -66,16 +74,30 @@ class _Share:
 
     number: int
     partition_id: int
-    data: bytes
+    batches: list[bytes]
     count: int
     messages: int
     places: Sequence[int] | None
     sending: Sending
     base: int = 0
 
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.batches))
+
+    def at(self, base: int, now: int) -> SentBatch:
+        """Take offsets from `base` on."""
+        self.base = base
+        _, first, last = self.sending
+        return SentBatch(first, last, base, base + self.count - 1, now)
+
 
 class _AllThereError(TxnkvError):
     """All of it was appended before: nothing is to be committed."""
+
+
+class _DoubtedError(TxnkvError):
+    """Some of it seems to be there, by its numbers: nothing was committed."""
 
 
 class Sender:
@@ -110,6 +132,8 @@ class Sender:
         self.patience = patience
         self._next: dict[int, int] = {}
         self._unsure = False
+        self._numbered = epoch is not None
+        self._sure: set[int] = set()  # partitions in which no numbers are without messages
         version = topics.require_writable(topic)
         with topics.store.status.write() as cur:
             topics.refuse_dropped(cur, version, [topic])
@@ -212,7 +236,7 @@ class Sender:
         return _Share(
             number,
             partition_id,
-            b"".join(batches),
+            batches,
             count,
             len(places),
             None if whole else places,
@@ -246,16 +270,38 @@ class Sender:
             time.sleep(back_off(tries, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     def _commit(self, shares: list[_Share]) -> None:
+        if not self._numbered:
+            self._commit_once(shares, looked=True)
+            return
+        ids = {share.partition_id for share in shares}
+        try:
+            self._look(ids - self._sure)
+            self._commit_once(shares, looked=False)
+        except _DoubtedError:  # a sender of another process may have left numbers alone
+            self._look(ids)
+            self._commit_once(shares, looked=True)
+
+    def _look(self, ids: Iterable[int]) -> None:
+        """See to it that no numbers are without messages; logs that are compacted have none."""
+        for id in ids if self._topic.options.cleanup != "compact" else ():
+            append.forget_lost(self._topics, id, self.producer.id)
+            self._sure.add(id)
+
+    def _commit_once(self, shares: list[_Share], *, looked: bool) -> None:
         topics = self._topics
         version = topics.require_writable(self._topic)
         partition_ids = [share.partition_id for share in shares]
         topics.refuse_held(partition_ids)
+        if self._numbered and self._append(shares, looked=looked):
+            return
         now = clock.now_micros()
         there: list[SentBatch | None] = []
 
         def validate(cur: apsw.Cursor, _: Timestamp) -> None:
             topics.refuse_dropped(cur, version, [self._topic], partition_ids)
             there[:] = producers.check(cur, self.producer, [s.sending for s in shares], now)
+            if any(there) and not looked:
+                raise _DoubtedError
             if all(there):
                 raise _AllThereError
 
@@ -270,11 +316,10 @@ class Sender:
                 count = sum(share.count for share in some)
                 base = end = topic_catalog.take_offsets(cur, id, count)
                 for share in some:
-                    share.base, end = end, end + share.count
-                    _, first, last = share.sending
-                    sent.append((id, SentBatch(first, last, share.base, end - 1, now)))
-                data = b"".join([share.data for share in some]) if some[1:] else some[0].data
-                placed = core.place(data, base, stamp)
+                    sent.append((id, share.at(end, now)))
+                    end += share.count
+                batches = [batch for share in some for batch in share.batches]
+                placed = core.place(b"".join(batches) if batches[1:] else batches[0], base, stamp)
                 sections.append(Section(payload.TOPIC, id, placed, base, count))
             messages = sum(share.messages for some in fresh.values() for share in some)
             producers.record(cur, self.producer, sent, messages)
@@ -282,7 +327,7 @@ class Sender:
 
         ids = topics.coordinator.ids
         txn_id = ids.begin()
-        size = sum(len(share.data) for share in shares)
+        size = sum(share.size for share in shares)
         try:
             topics.log.commit(SmallCommit(txn_id, (), validate, write, size))
         except _AllThereError:
@@ -292,3 +337,33 @@ class Sender:
         for share, known in zip(shares, there, strict=True):
             if known is not None:
                 share.base = known.first_offset
+
+    def _append(self, shares: list[_Share], *, looked: bool) -> bool:
+        """Append many bytes to a log directly; False where a commit of the commit log is to be."""
+        id = shares[0].partition_id
+        partition = self._topics.partition(id)
+        if len(shares) > 1 or shares[0].size < _ALONE_BYTES or partition is None:
+            return False
+        if self._topic.options.cleanup == "compact":  # a batch may go there, and was not lost
+            return False
+        (share,) = shares
+        now = clock.now_micros()
+        noted: list[SentBatch] = []
+
+        def note(cur: apsw.Cursor, base: int) -> None:
+            if noted:  # the log was full and is larger now: those offsets hold nothing
+                producers.take_back(cur, self.producer.id, id, noted.pop())
+            (known,) = producers.check(cur, self.producer, [share.sending], now)
+            if known is not None and not looked:
+                raise _DoubtedError
+            if known is not None:
+                share.base = known.first_offset
+                raise _AllThereError
+            noted.append(share.at(base, now))
+            producers.record(cur, self.producer, [(id, noted[0])], share.messages)
+
+        self._sure.discard(id)
+        with suppress(_AllThereError):
+            append.append_alone(self._topics, partition, share.batches, note=note)
+        self._sure.add(id)
+        return True

@@ -450,6 +450,20 @@ def save(cur: apsw.Cursor, producer_id: int, partition_id: int, state: ProducerS
     )
 
 
+def take_back(cur: apsw.Cursor, producer_id: int, partition_id: int, batch: SentBatch) -> None:
+    """Forget the last batch of a producer, if it is this one: it took its offsets, and no more."""
+    state = find(cur, producer_id, partition_id)
+    if state is None or not state.batches or state.batches[-1] != batch:
+        return
+    if state.batches[1:]:
+        save(cur, producer_id, partition_id, replace(state, batches=state.batches[:-1]))
+        return
+    cur.execute(
+        "DELETE FROM producer_states WHERE producer_id = ? AND partition_id = ?",
+        (producer_id, partition_id),
+    )
+
+
 def _by_name(cur: apsw.Cursor, topic_id: int, name: str) -> tuple[int, int, int] | None:
     found = cur.execute(
         "SELECT id, epoch, sent FROM producers WHERE topic_id = ? AND name = ?",
