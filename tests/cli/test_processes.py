@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
@@ -210,6 +211,22 @@ def test_a_look_at_a_store_is_stopped(orders):
         assert process.communicate(timeout=300)[1] == b"stopped\n"
     assert process.returncode == 130
     assert b"\x1b[?1049l" in shown
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_a_query_is_stopped(orders, until):
+    """In DuckDB's C++, where Python looks at no signals."""
+    pytest.importorskip("duckdb")
+    process = start("query", orders, "SELECT sum(sqrt(n)) FROM range(1000000000000) AS r(n)")
+
+    def asked():
+        words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        # More seconds of CPU than the process takes to begin.
+        return sum(map(int, words[11:13])) > 4 * os.sysconf("SC_CLK_TCK")
+
+    until(asked, 300)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "", "stopped\n")
 
 
 @pytest.mark.parametrize(("kind", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

@@ -128,11 +128,33 @@ def query(
                 answer = duck.sql(text)
                 if answer is None:
                     raise click.UsageError("SQL is a question, as SELECT ... FROM a table")
-                found = pa.RecordBatchReader.from_stream(answer)
-                batches = map(_whole_numbers, found) if kind == "json" else found
-                _write(kind, found.schema, iter(batches), output, None)
+                with _calls_that_end(duck.interrupt) as call:
+                    found = call(pa.RecordBatchReader.from_stream, answer)
+                    rows = iter(lambda: call(next, found, None), None)
+                    batches = map(_whole_numbers, rows) if kind == "json" else rows
+                    _write(kind, found.schema, batches, output, None)
             except duckdb.Error as error:
                 raise click.ClickException(words(error)) from error
+
+
+@contextmanager
+def _calls_that_end(interrupt: Callable[[], None]) -> Iterator[Callable[..., Any]]:
+    """Have calls that take long in C, where Python's signals wait, end by Ctrl-C.
+
+    Args:
+        interrupt: what ends a call from another thread.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="txnkv-query") as pool:
+
+        def call(function: Callable[..., Any], *args: Any) -> Any:
+            done = pool.submit(function, *args)
+            try:
+                return done.result()
+            except KeyboardInterrupt:
+                interrupt()
+                raise
+
+        yield call
 
 
 def _whole_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
