@@ -254,6 +254,27 @@ def test_objects_are_columns_of_json_and_stay_as_they_are_written(store, file, r
     ]
 
 
+def test_objects_and_lists_of_mixed_types_are_json_too(store, file, run, fail):
+    lines = (
+        '{"a": {"b": 1}, "id": 1, "l": [1, "x"], "s": {"d": 1.50}, "n": 7}\n'
+        '{"id": 2, "a": 5, "s": {"d": [{}]}, "late": {"z": 1}, "day": "2026-01-31 10:00:00"}\n'
+        '\n{"id": 3, "a": "y", "l": null, "late": "z"}\n'
+    )
+    run("load", store, "t", file("a.jsonl", lines), "--key", "id")
+    nothing = dict.fromkeys(("a", "l", "s", "n", "late", "day"))
+    assert rows_of(store, "t") == [
+        nothing | {"a": '{"b": 1}', "id": 1, "l": '[1, "x"]', "s": '{"d": 1.50}', "n": 7},
+        nothing
+        | {"id": 2, "a": "5", "s": '{"d": [{}]}', "late": '{"z": 1}'}
+        | {"day": dt.datetime(2026, 1, 31, 10)},
+        nothing | {"id": 3, "a": '"y"', "late": '"z"'},
+    ]
+    scalars = file("b.jsonl", '{"id": 1, "m": 1, "a": {}}\n{"id": 2, "m": "x", "a": 1}\n')
+    assert "line 2: column 'm': a string where a number" in fail(
+        "load", store, "u", scalars, "--key", "id"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -93,6 +93,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("time32[s]", time(1, 0, 0, 5), "has more digits, which would be lost"),
     ("time", 5, "5 is a int, not a datetime.time"),
     ("duration", timedelta.max, "column 'v' is duration[us]"),
+    ("decimal128(9, 2)", "1,5", "'1,5' is no number"),
     ("decimal128(9, 2)", 12.5, "12.5 is a float, whose digits are not those that one sees"),
     ("decimal128(9, 2)", "1.234", "column 'v' is decimal128(9, 2)"),
     ("decimal128(9, 2)", "twelve", "column 'v' is decimal128(9, 2)"),

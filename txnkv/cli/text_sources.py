@@ -381,7 +381,7 @@ class JsonSource:
             head = head[: head.rfind(b"\n") + 1]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
-        found = self._read(head, None, 0).schema
+        found, names = self._read_mixed(head)
         times = [field.name for field in found if pa.types.is_timestamp(element_type(field.type))]
         if times:
             # The reader passes over time zones: whether there are some shows in the text.
@@ -394,7 +394,35 @@ class JsonSource:
         for at, field in enumerate(found):
             if _has_objects(field.type):
                 found = found.set(at, pa.field(field.name, JSON))
-        return storable(found)
+        fields = {name: pa.field(name, JSON) for name in names} | {f.name: f for f in found}
+        return storable(pa.schema(list(fields.values())))
+
+    def _read_mixed(self, head: bytes) -> tuple[pa.Schema, list[str]]:
+        """Infer types, but of columns whose objects and lists have no one type in Arrow.
+
+        Returns:
+            The other columns; and, where there are such, the names of all.
+
+        Raises:
+            ValueError: a column has mixed values and none of them is an object or a list.
+        """
+        rows: list[dict[str, Any]] = []
+        names: list[str] = []
+        while True:
+            try:
+                return self._read(head, None, 0).schema, names
+            except ValueError as error:
+                column = _mixed_column(error.__cause__)
+                if column is None:
+                    raise
+                if not rows:
+                    rows = [loads(line) for line in head.splitlines() if line.strip()]
+                    names = list(dict.fromkeys(name for row in rows for name in row))
+                if column not in names:
+                    raise
+            for row in rows:
+                row.pop(column, None)
+            head = "\n".join(map(dumps, rows)).encode()
 
     @property
     def position(self) -> int:
@@ -542,6 +570,15 @@ def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType
             continue
         return kind
     return texts.type
+
+
+def _mixed_column(error: BaseException | None) -> str | None:
+    """The column with the objects or lists that pyarrow's error is about."""
+    found = _CHANGED.search(str(error))
+    if found is None:
+        return None
+    column, inside, _ = found["column"].partition("/")
+    return column if inside or {found["wanted"], found["got"]} & {"object", "array"} else None
 
 
 def _replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:

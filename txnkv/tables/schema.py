@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -461,8 +462,14 @@ def _converted(kind: pa.DataType, values: Sequence[Any]) -> Sequence[Any]:
     if kind == UUID:
         return [uuid_of(value) for value in values]
     if pa.types.is_decimal(kind):
-        return [Decimal(value) if isinstance(value, str) else value for value in values]
+        return [_decimal_of(value) if isinstance(value, str) else value for value in values]
     return values
+
+
+def _decimal_of(text: str) -> Decimal:
+    with contextlib.suppress(InvalidOperation):
+        return Decimal(text)
+    raise ValueError(f"{text!r} is no number")
 
 
 def _complaint(kind: pa.DataType) -> _Complaint | None:
