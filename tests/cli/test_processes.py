@@ -213,6 +213,16 @@ def test_a_look_at_a_store_is_stopped(orders):
     assert b"\x1b[?1049l" in shown
 
 
+def test_a_signal_behind_the_end_of_a_command_leaves_its_exit_status(orders):
+    code = (
+        "import atexit, os, signal, sys; from txnkv.__main__ import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT); main()"
+    )
+    command = [sys.executable, "-c", code, "count", str(orders), "orders"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    assert finish(subprocess.Popen(command, **pipes)) == (0, "4\n", "")
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 def test_a_query_is_stopped(orders, until):
     """In DuckDB's C++, where Python looks at no signals."""
