@@ -110,14 +110,20 @@ class Process:
 
 
 class Time:
-    """The clock of this process, a number of seconds ahead of the real one."""
+    """The clock of this process, a number of seconds ahead of the real one.
+
+    Attributes:
+        ahead: of the wall clock, which may be put back.
+        passed: of the monotonic clock, which never goes back: a machine may have just started.
+    """
 
     def __init__(self) -> None:
-        self.ahead = 0.0
+        self.ahead = self.passed = 0.0
 
     def forward(self, seconds: float) -> None:
         """Let time pass without waiting."""
         self.ahead += seconds
+        self.passed += seconds
 
 
 def until(what: Callable[[], Any], seconds: float = 300.0) -> Any:
@@ -285,7 +291,7 @@ def now() -> Iterator[Time]:
     wall, monotonic = clock.now_micros, clock.monotonic_micros
     with clock.replaced(
         wall=lambda: wall() + int(moved.ahead * 1e6),
-        monotonic=lambda: monotonic() + int(moved.ahead * 1e6),
+        monotonic=lambda: monotonic() + int(moved.passed * 1e6),
     ):
         yield moved
 
