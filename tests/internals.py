@@ -8,6 +8,7 @@ import txnkv
 from txnkv.coordinator import Coordinator, Timestamp
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage import Runtime, StatusDatabase, Store
+from txnkv.storage.runtime_file import CHANGE, PENDING
 from txnkv.tables import TableEngine
 from txnkv.tables.maintenance.compactor import Compacted
 from txnkv.topics import TopicEngine
@@ -62,3 +63,10 @@ def flush(client: txnkv.Client) -> Timestamp:
 def compact(client: txnkv.Client) -> Compacted:
     """Compact whatever can be compacted."""
     return _instance(client).engine.compactor.compact_all()
+
+
+def die_in_commit(runtime: Runtime) -> None:
+    """Leave the words of the runtime as a writer does that was killed in its COMMIT."""
+    words = runtime.shared
+    words.add(PENDING, 1)
+    words.store(CHANGE, words.load(CHANGE) | 1)

@@ -11,6 +11,7 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 }
 
 static int fill(PyObject *module) {
+    if (PyModule_AddIntConstant(module, "sqlite_api", 0) < 0) return -1; /* sqlite_writer.c */
     if (add_type(module, "Handlers", &handlers_spec) < 0) return -1;
     if (add_type(module, "IdSet", &ids_spec) < 0) return -1;
     if (add_type(module, "Holding", &holding_spec) < 0) return -1;
@@ -19,6 +20,7 @@ static int fill(PyObject *module) {
     if (add_type(module, "Published", &published_spec) < 0) return -1;
     if (add_type(module, "Reader", &reader_spec) < 0) return -1;
     if (add_type(module, "RowCheck", &row_check_spec) < 0) return -1;
+    if (add_type(module, "SqliteWriter", &sqlite_writer_spec) < 0) return -1;
     if (add_type(module, "Table", &row_table_spec) < 0) return -1;
     return add_type(module, "Words", &words_spec);
 }

@@ -13,6 +13,7 @@ import apsw
 import pytest
 
 from tests.coordinator.conftest import World
+from tests.internals import die_in_commit
 from txnkv.coordinator import commit_log
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
@@ -388,21 +389,17 @@ def test_a_commit_in_flight_hides_nobody_elses(world: World, shelf: Shelf) -> No
         seen.append(log.latest())
         done.set()
 
-    original = world.store.status._commit
-
     def slow() -> None:
-        world.store.runtime.mark_busy()
         thread = threading.Thread(target=look)
         thread.start()
         assert done.wait(10)
         thread.join()
-        original()
 
-    world.store.status._commit = slow  # type: ignore[method-assign]
+    arm("status.before_commit", slow)
     try:
         later = log.commit(small(2, b"later"))
     finally:
-        world.store.status._commit = original  # type: ignore[method-assign]
+        disarm("status.before_commit")
     assert seen == [kept]
     assert log.latest() == later
 
@@ -484,7 +481,7 @@ def test_a_new_process_sees_all_that_is_there(world: World, shelf: Shelf) -> Non
     """Its first look is durable, whatever the runtime file knows."""
     log = world.coordinator.log
     stamp = log.commit(small(1, b"kept"))
-    world.store.runtime.mark_busy()  # a process died in its COMMIT
+    die_in_commit(world.store.runtime)
     other, other_shelf = second_log(world)
     assert other.latest() == stamp
     assert other_shelf.values() == [b"kept"]

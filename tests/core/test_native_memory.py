@@ -20,11 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pyarrow as pa
 import pytest
 
 from txnkv import core
 from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
+from txnkv.storage.sqlite_connection import native_writer
 from txnkv.tables import MISSING
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,7 @@ UNDER_SANITIZERS = (
     "tests/core/test_mem_row_set.py",
     "tests/core/test_tablet_layers.py",
     "tests/core/test_shared.py",
+    "tests/storage/test_sqlite_writer.py",
     "tests/core/test_holding.py",
     "tests/coordinator/test_commit_log.py",
     "tests/coordinator/test_low_water_mark.py",
@@ -170,6 +173,22 @@ def calls() -> dict[str, Callable[[], Any]]:
         holding.pin(7)
         return len(pins), len(ids), holding.snapshot
 
+    connection = apsw.Connection(":memory:")
+    connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER, data BLOB)")
+    words = core.SharedWords(bytearray(512))
+    native_writer(connection, words).close()  # it finds SQLite's functions
+
+    def committed() -> tuple[int, ...]:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        writer = native_writer(connection, words)
+        try:
+            begun = writer.begin(0)
+            put = writer.append("REPLACE INTO t VALUES (?, ?, ?)", 2**40, 2**50, section)
+            return begun, put, writer.commit(None)
+        finally:
+            writer.close()
+
     return {
         "row of a dict": lambda: table.row(ROW),
         "row of a tuple": lambda: table.row(values),
@@ -195,6 +214,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a row that is not there": lambda: reader.get(9, SNAPSHOT),
         "a transaction's own row": lambda: reader.get(5, SNAPSHOT, None, {1: many}),
         "a row of a transaction": written,
+        "a write with SQLite": committed,
     }
 
 

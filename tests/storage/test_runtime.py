@@ -129,7 +129,7 @@ def test_close_beside_threads_that_use_it(folder: Path) -> None:
 def test_closed_runtime_says_so(folder: Path) -> None:
     runtime = Runtime.open(folder)
     runtime.close()
-    for use in (runtime.change_number, runtime.bump, runtime.least_pin):
+    for use in (runtime.change_number, runtime.note_regained, runtime.least_pin):
         with pytest.raises(ClosedError):
             use()
     with pytest.raises(ClosedError):
@@ -339,25 +339,6 @@ def test_tables_do_not_overlap(runtime: Runtime) -> None:
 
 
 # -- the change number -----------------------------------------------------------------
-
-
-def test_change_number_is_busy_between_mark_and_bump(runtime: Runtime) -> None:
-    before = runtime.change_number()
-    runtime.mark_busy()
-    assert runtime.change_number() is None
-    runtime.mark_busy()  # as after a writer that died
-    runtime.bump()
-    assert before is not None
-    assert runtime.change_number() == before + 2
-
-
-def test_bump_after_bump_never_gives_a_number_again(runtime: Runtime) -> None:
-    numbers = []
-    for _ in range(10):
-        runtime.bump()
-        numbers.append(runtime.change_number())
-    assert None not in numbers
-    assert len(set(numbers)) == 10
 
 
 def test_new_file_begins_at_another_change_number(folder: Path, python) -> None:

@@ -65,6 +65,7 @@ from txnkv.storage import (
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
 declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")
 
+_INSERT: Final = "INSERT INTO commit_log VALUES (?, ?, ?)"
 _NO_NUMBER: Final = (1 << 64) - 1
 
 _PATIENCE: Final = 10_000
@@ -501,10 +502,8 @@ class CommitLog:
             rows.append((stamp, commit.txn_id, payload))
         if not made:
             return None
-        if len(rows) == 1:
-            cur.execute("INSERT INTO commit_log VALUES (?, ?, ?)", rows[0])
-        else:
-            cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
+        for row in rows:
+            self._status.append(_INSERT, *row)
         if not rows or rows[-1][0] != latest:  # else the row says so
             reach(cur, latest)
         self.pending_bytes += size

@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
@@ -29,17 +31,24 @@ def _load_from_zip(name: str) -> None:
     Raises:
         ImportError: txnkv is in no zip file, or in one without it for this Python on this platform.
     """
-    suffix, code = _find_in_zip(sys.modules["txnkv"].__loader__, name.rpartition(".")[2])
-    with tempfile.TemporaryDirectory(prefix="txnkv-core-") as folder:
-        path = os.path.join(folder, name + suffix)
-        with open(path, "wb") as file:
-            file.write(code)
+    with _unpacked(name) as path:
         loader = ExtensionFileLoader(name, path)
         spec = spec_from_file_location(name, path, loader=loader)
         assert spec is not None
         module = module_from_spec(spec)
         loader.exec_module(module)
     sys.modules[name] = module
+
+
+@contextmanager
+def _unpacked(name: str) -> Iterator[str]:
+    """A module of native code in a zip file, as a file for the block."""
+    suffix, code = _find_in_zip(sys.modules["txnkv"].__loader__, name.rpartition(".")[2])
+    with tempfile.TemporaryDirectory(prefix="txnkv-core-") as folder:
+        path = os.path.join(folder, name + suffix)
+        with open(path, "wb") as file:
+            file.write(code)
+        yield path
 
 
 def _find_in_zip(loader: object, base: str) -> tuple[str, bytes]:
@@ -76,6 +85,7 @@ RowCheck = _native.RowCheck
 RowReader = _native.Reader
 RowTable = _native.Table
 SharedWords = _native.Words
+SqliteWriter = _native.SqliteWriter
 end_turn = _native.end_turn
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
@@ -95,6 +105,7 @@ __all__ = [
     "RowCheck",
     "RowTable",
     "SharedWords",
+    "SqliteWriter",
     "allocate",
     "check",
     "crc32c",
@@ -108,6 +119,7 @@ __all__ = [
     "punch_hole",
     "readable",
     "release_pages",
+    "sqlite_api",
     "take_turn",
     "wall_micros",
     "wire_pack",
@@ -185,6 +197,19 @@ def allocate(size: int) -> pa.Buffer:
 def pointer(buffer: pa.Buffer | None, kind: Any = _BYTES) -> Any:
     """The address of an Arrow buffer; the caller keeps the buffer. None is NULL."""
     return ffi.NULL if buffer is None else ffi.cast(kind, buffer.address)
+
+
+def sqlite_api(load: Callable[[str, str], object]) -> int:
+    """Return the address of SQLite's functions, for `SqliteWriter`.
+
+    Args:
+        load: has SQLite load an extension, of a file and the name of its entry.
+    """
+    if _native.sqlite_api == 0:
+        path = _native.__file__
+        with nullcontext(path) if os.path.exists(path) else _unpacked("txnkv._native") as there:
+            load(there, "txnkv_sqlite_api")
+    return _native.sqlite_api
 
 
 def crc32c(data: Any, seed: int = 0) -> int:

@@ -28,7 +28,7 @@ import os
 import weakref
 from pathlib import Path
 
-from txnkv.core import PinSet
+from txnkv.core import PinSet, SharedWords
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
 from txnkv.storage.fork import GATE
@@ -148,19 +148,10 @@ class Runtime:
         """The word itself, which lives as long as its view."""
         return self._attached()[CHANGE : CHANGE + 1]
 
-    def mark_busy(self) -> None:
-        """Before a COMMIT. Only by the holder of the status write lock."""
-        file = self._file or self._attach()
-        words, store = file.words, file.store
-        store(PENDING, words[PENDING] + 1)
-        store(CHANGE, words[CHANGE] | 1)
-
-    def bump(self) -> None:
-        """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
-        file = self._file or self._attach()
-        words, store = file.words, file.store
-        store(COMMITTED, words[PENDING])
-        store(CHANGE, (words[CHANGE] | 1) + 1)
+    @property
+    def shared(self) -> SharedWords:
+        """The words, as the core takes them."""
+        return (self._file or self._attach()).shared
 
     # -- what is on the disk -----------------------------------------------------------
 

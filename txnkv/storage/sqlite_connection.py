@@ -12,6 +12,7 @@ from types import TracebackType
 
 import apsw
 
+from txnkv.core import SharedWords, SqliteWriter, sqlite_api
 from txnkv.errors import (
     ClosedError,
     CorruptionError,
@@ -24,6 +25,7 @@ from txnkv.errors import (
 from txnkv.storage.directory import FileIdentity
 from txnkv.storage.faults import FULL_ERRNOS, InjectedFault, is_without_descriptor, no_descriptor
 from txnkv.storage.fork import GATE
+from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
 
 LEAST_SQLITE = (3, 51, 3)
 PAGE_BYTES = 4096
@@ -56,6 +58,29 @@ def open_writer(path: Path, cache_bytes: int) -> apsw.Connection:
             raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
 
     return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
+
+
+def native_writer(connection: apsw.Connection, words: SharedWords) -> SqliteWriter:
+    """The begin, the rows and the commit of writes on a connection, without steps of Python.
+
+    Raises:
+        NotSupportedError: apsw has an SQLite that loads no extensions.
+    """
+
+    def load(path: str, entry: str) -> None:
+        if "OMIT_LOAD_EXTENSION" in apsw.compile_options:
+            raise NotSupportedError(
+                "apsw was built with an SQLite that loads no extensions, by which txnkv calls it: "
+                "install one of its wheels (pip install --only-binary apsw apsw)"
+            )
+        loader = apsw.Connection(":memory:")
+        try:
+            loader.enable_load_extension(True)
+            loader.load_extension(path, entry)
+        finally:
+            loader.close()
+
+    return SqliteWriter(connection, sqlite_api(load), words, CHANGE, PENDING, COMMITTED)
 
 
 def open_reader(path: Path, *, read_only: bool, cache_bytes: int) -> apsw.Connection:

@@ -32,6 +32,7 @@ from urllib.parse import quote
 
 import apsw
 
+from txnkv.core import SqliteWriter
 from txnkv.errors import (
     ClosedError,
     NotSupportedError,
@@ -45,11 +46,13 @@ from txnkv.storage.faults import armed, declare_fault_point, fault_point
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import (
+    BUSY_MILLISECONDS,
     CACHE_BYTES,
     ReaderPool,
     ReadTransaction,
     check_sqlite_version,
     end_transaction,
+    native_writer,
     open_writer,
     sqlite_error,
 )
@@ -101,6 +104,7 @@ class StatusDatabase:
         self._cache_bytes = cache_bytes
         self._readers = ReaderPool(path, read_only, cache_bytes)
         self._writer: apsw.Connection | None = None
+        self._native: SqliteWriter | None = None
         self._queue = WriteQueue(lock_path)
         self._wal = WalFile(path)
         self._checkpointer = Checkpointer(self._wal, self._readers, self._queue)
@@ -278,19 +282,24 @@ class StatusDatabase:
 
     # -- connections -------------------------------------------------------------------
 
-    def _writing_connection(self) -> apsw.Connection:
-        if self._writer is None:
-            self._readers.require_there()
-            self._writer = open_writer(self.path, self._cache_bytes)
-            self._writer.set_wal_hook(self._checkpointer.note_wal)
-        return self._writer
+    def _open_writer(self) -> SqliteWriter:
+        self._readers.require_there()
+        self._writer = open_writer(self.path, self._cache_bytes)
+        self._native = native_writer(self._writer, self._runtime.shared)
+        return self._native
+
+    def _close_writer(self) -> None:
+        native, self._native = self._native, None
+        if native is not None:
+            native.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close(True)
 
     def _close_connections(self) -> None:
         self._readers.close()
         self._wal.close()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close(True)
+        self._close_writer()
 
     # -- the course of a write ---------------------------------------------------------
 
@@ -305,10 +314,11 @@ class StatusDatabase:
                 raise ClosedError(f"{self.path} is closed; open the store again")
             self._queue.acquire(wait=wait)
             try:
-                writer = self._writer or self._writing_connection()
-                cursor = writer.cursor()
-                cursor.execute("BEGIN IMMEDIATE")
-                return cursor
+                code = (self._native or self._open_writer()).begin(BUSY_MILLISECONDS)
+                if code:
+                    raise apsw.exception_for(code)
+                assert self._writer is not None
+                return self._writer.cursor()
             except BaseException as error:
                 self._queue.release()
                 translated = sqlite_error(error, self.path, self._writer)
@@ -359,29 +369,31 @@ class StatusDatabase:
             if full or self._checkpointer.is_due:
                 self._checkpointer.after_write(full)
 
+    def append(self, sql: str, a: int, b: int, data: bytes) -> None:
+        """Insert a row of two numbers and bytes, inside of a write."""
+        assert self._native is not None
+        code = self._native.append(sql, a, b, data)
+        if code:
+            raise apsw.exception_for(code)
+
     def _commit(self) -> None:
         assert self._writer is not None
-        self._runtime.mark_busy()
+        assert self._native is not None
         try:
-            try:
-                noted = self.extents.record(self._writer) if self.extents.noted else ()
-                if armed:
-                    fault_point("status.before_commit")
-                self._writer.execute("COMMIT")
-                if noted:
-                    self.extents.recorded(noted)
-            except BaseException as error:
-                translated = sqlite_error(error, self.path, self._writer)
-                self._roll_back()
-                if translated is not None:
-                    raise translated from error
-                raise
-            if armed:
-                fault_point("status.after_commit")
-        finally:
-            # Also after a failure: the number has to come to rest, and an even number that was
-            # seen before must not come back.
-            self._runtime.bump()
+            noted = self.extents.record(self._writer) if self.extents.noted else ()
+            code = self._native.commit(fault_point if armed else None)
+            if code > 0:
+                raise apsw.exception_for(code)
+            if noted:
+                self.extents.recorded(noted)
+        except BaseException as error:
+            translated = sqlite_error(error, self.path, self._writer)
+            self._roll_back()
+            if translated is not None:
+                raise translated from error
+            raise
+        if code < -1:
+            self._checkpointer.note_pages(-1 - code)
 
     def _roll_back(self) -> None:
         assert self._writer is not None
@@ -389,8 +401,7 @@ class StatusDatabase:
             end_transaction(self._writer)
         except apsw.Error:
             # Closing rolls back too, and the next write gets a sound connection.
-            writer, self._writer = self._writer, None
-            writer.close(True)
+            self._close_writer()
 
     # -- making ------------------------------------------------------------------------
 
@@ -429,7 +440,7 @@ class StatusDatabase:
 
     def inherited(self) -> list[object]:
         """Return the objects that a child of an unquiet fork must never touch."""
-        return [*self._readers.inherited(), self._writer]
+        return [*self._readers.inherited(), self._writer, self._native]
 
 
 class WriteTransaction:

@@ -143,11 +143,10 @@ class Checkpointer:
         """The WAL has grown so long that it is to be cut; a checkpoint tries."""
         return self._wal.size > WAL_LIMIT_BYTES
 
-    def note_wal(self, _connection: object, _name: str, pages: int) -> int:
-        """SQLite's hook after a commit."""
+    def note_pages(self, pages: int) -> None:
+        """Hear how many pages wait after a commit."""
         self.wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
         self.is_due = self.wal_bytes > min(REUSE_BYTES, self.limit)
-        return apsw.SQLITE_OK
 
     def after_write(self, full: bool) -> None:
         """A write has ended, with or without success, and others may write.

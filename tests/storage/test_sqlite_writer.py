@@ -1,0 +1,154 @@
+"""A write on SQLite's own functions: what it answers, and what it leaves behind where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from txnkv.core import SharedWords, SqliteWriter
+from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
+from txnkv.storage.sqlite_connection import CACHE_BYTES, native_writer, open_writer
+
+INSERT = "INSERT INTO t VALUES (?, ?, ?)"
+
+
+class Written:
+    """A database with a table, a connection that writes to it, and its words."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self.connection = open_writer(path, CACHE_BYTES)
+        self.connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER, data BLOB)")
+        self.words = SharedWords(bytearray(512))
+        self.writer: SqliteWriter = native_writer(self.connection, self.words)
+        self.other = apsw.Connection(str(path))
+
+    def rows(self) -> list[tuple[object, ...]]:
+        return self.other.execute("SELECT * FROM t ORDER BY a").fetchall()
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(self.words.load(word) for word in (CHANGE, PENDING, COMMITTED))
+
+    def close(self) -> None:
+        self.writer.close()
+        self.connection.close()
+        self.other.close()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    made = Written(tmp_path / "some.db")
+    yield made
+    made.close()
+
+
+def test_rows_are_there_after_the_commit(written: Written) -> None:
+    writer = written.writer
+    large = bytes(range(256)) * 1000
+    assert writer.begin(0) == 0
+    assert writer.append(INSERT, 1, -5, b"one") == 0
+    assert writer.append(INSERT, 2**62, 2**63 - 1, large) == 0
+    assert written.rows() == []
+    assert writer.commit(None) < -1  # pages wait in the WAL
+    assert written.rows() == [(1, -5, b"one"), (2**62, 2**63 - 1, large)]
+    assert written.counts() == (2, 1, 1)
+
+
+def test_a_commit_of_nothing_leaves_no_pages(written: Written) -> None:
+    assert written.writer.begin(0) == 0
+    assert written.writer.commit(None) == -1
+
+
+def test_what_another_statement_inserts_is_in_the_same_write(written: Written) -> None:
+    writer = written.writer
+    assert writer.begin(0) == 0
+    assert writer.append(INSERT, 1, 1, b"") == 0
+    assert writer.append("INSERT INTO t VALUES (?1 + 1, ?2, ?3)", 1, 1, b"x") == 0
+    written.connection.execute("UPDATE t SET b = 7")
+    assert writer.commit(None) < -1
+    assert written.rows() == [(1, 7, b""), (2, 7, b"x")]
+
+
+def test_a_row_that_is_refused_leaves_the_others(written: Written) -> None:
+    writer = written.writer
+    assert writer.begin(0) == 0
+    assert writer.append(INSERT, 1, 1, b"a") == 0
+    code = writer.append(INSERT, 1, 1, b"b")
+    assert isinstance(apsw.exception_for(code), apsw.ConstraintError)
+    assert writer.append(INSERT, 2, 1, b"c") == 0
+    assert writer.commit(None) < -1
+    assert written.rows() == [(1, 1, b"a"), (2, 1, b"c")]
+
+
+def test_sql_that_makes_no_sense(written: Written) -> None:
+    assert written.writer.begin(0) == 0
+    assert written.writer.append("INSERT INTO nowhere VALUES (?, ?, ?)", 1, 1, b"") == 1
+    assert written.writer.append(INSERT, 1, 1, b"") == 0
+    written.connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("millis", [0, 50])
+def test_a_begin_beside_another_writer(written: Written, millis: int) -> None:
+    written.other.execute("BEGIN IMMEDIATE")
+    code = written.writer.begin(millis)
+    assert isinstance(apsw.exception_for(code), apsw.BusyError)
+    assert not written.connection.in_transaction
+    written.other.execute("COMMIT")
+    assert written.writer.begin(0) == 0
+    written.connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("point", ["status.before_commit", "status.after_commit"])
+def test_a_hook_that_raises(written: Written, point: str) -> None:
+    """The numbers come to rest, and what was committed is."""
+    writer, seen = written.writer, []
+
+    def hook(name: str) -> None:
+        seen.append((name, *written.counts()))
+        if name == point:
+            raise LookupError(name)
+
+    assert writer.begin(0) == 0
+    assert writer.append(INSERT, 1, 1, b"a") == 0
+    with pytest.raises(LookupError, match=point):
+        writer.commit(hook)
+    committed = point == "status.after_commit"
+    assert written.connection.in_transaction is not committed
+    assert seen[0] == ("status.before_commit", 1, 1, 0)
+    assert written.counts() == (2, 1, 1)
+    assert written.rows() == ([(1, 1, b"a")] if committed else [])
+
+
+def test_a_closed_writer_refuses(written: Written) -> None:
+    writer = written.writer
+    assert writer.begin(0) == 0
+    assert writer.append(INSERT, 1, 1, b"") == 0
+    assert writer.commit(None) < -1
+    writer.close()
+    writer.close()
+    for call in (
+        lambda: writer.begin(0),
+        lambda: writer.append(INSERT, 2, 1, b""),
+        lambda: writer.commit(None),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    assert written.rows() == [(1, 1, b"")]
+
+
+@pytest.mark.parametrize(
+    "given", [("x", 1, b""), (1, None, b""), (1, 1, "text"), (1, 1), (2**63, 1, b"")]
+)
+def test_arguments_that_make_no_sense(written: Written, given: tuple[object, ...]) -> None:
+    assert written.writer.begin(0) == 0
+    with pytest.raises((TypeError, OverflowError)):
+        written.writer.append(INSERT, *given)  # type: ignore[arg-type]
+    written.connection.execute("ROLLBACK")
+
+
+def test_words_that_are_not_there(written: Written) -> None:
+    with pytest.raises(IndexError, match="word"):
+        native_writer(written.connection, SharedWords(bytearray(8)))
