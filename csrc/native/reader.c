@@ -116,18 +116,22 @@ static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     return made;
 }
 
-/* What an operation makes of a key: tables/operations.py has the table. */
-enum { INSERT = 0, UPSERT = 1, UPDATE = 2, DELETE = 3 };
+/* What an operation makes of a key: tables/operations.py has the table. A PUT is an upsert of whole
+ * rows of which nobody asks whether they were there. */
+enum { INSERT = 0, UPSERT = 1, UPDATE = 2, DELETE = 3, PUT = 4 };
+
+static bool is_refused(int op, bool there) {
+    return there ? op == INSERT : op == UPDATE || op == DELETE;
+}
 
 /* What became of a row, in the low bits of an answer; 0 is left to Python. */
 enum { INSERTED = 1, UPDATED = 2, DELETED = 3, WHAT_BITS = 2 };
 
-/* Writes the row of a key into a transaction's own set, if it is there as the operation wants. */
-static uint64_t put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *own,
+/* Writes the row of a key into a transaction's own set. */
+static int64_t put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *own,
                         uint64_t number, published_status_t found, const row_bytes_t *key,
                         const row_bytes_t *old, row_bytes_t *row) {
     const bool there = found == PUBLISHED_FOUND;
-    if (there ? op == INSERT : op == UPDATE || op == DELETE) return 0;
     const uint8_t *bytes = NULL;
     if (op != DELETE) {
         row_table_t *table = (row_table_t *)self->table;
@@ -140,37 +144,44 @@ static uint64_t put_row(reader_t *self, int op, PyObject *values, mem_row_set_t 
         bytes = row->data;
     }
     if (mem_row_set_put(own, key->data, key->len, number, bytes, row->len) != STATUS_OK) return 0;
-    const uint64_t what = op == DELETE ? DELETED : there ? UPDATED : INSERTED;
-    return (uint64_t)(key->len + row->len) << WHAT_BITS | what;
+    const int64_t what = op == DELETE ? DELETED : there ? UPDATED : INSERTED;
+    return (int64_t)(key->len + row->len) << WHAT_BITS | what;
 }
 
 /* write(op, values, own, number, snapshot, add_key): takes one row into the sets {id: MemRowSet} of
  * a transaction as its statement `number`. The bytes of key and row, shifted, with what became of
- * it; 0: it is refused, or the way through Python knows. */
+ * it; below 0: nothing yet, for the tablet of number -1 - n has no set so far; 0: it is refused, or
+ * the way through Python knows. */
 static PyObject *reader_write(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     reader_t *self = (reader_t *)object;
     row_table_t *table = (row_table_t *)self->table;
     unsigned long long number, snapshot;
     const long op = n == 6 ? PyLong_AsLong(args[0]) : -1;
-    if (op < INSERT || op > DELETE || !PyDict_CheckExact(args[2])) {
+    if (op < INSERT || op > PUT || !PyDict_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "write() takes op, values, own, number, snapshot, add_key");
         return NULL;
     }
     if (!number_of(args[3], &number) || !number_of(args[4], &snapshot)) return NULL;
     row_bytes_t key, old, row;
     Py_ssize_t at;
-    uint64_t done = 0;
+    int64_t done = 0;
     row_bytes_init(&key);
     row_bytes_init(&old);
     row_bytes_init(&row);
     const row_table_status_t known = op == DELETE ? row_table_key_values(table, args[1], &key)
                                                   : row_table_key_of(table, args[1], &key);
-    mem_row_set_t *own = NULL;
-    if (known == ROW_TABLE_OK && tablet_of(self, &key, &at)) own = own_of(self, args[2], at);
-    if (own != NULL) {
-        const published_status_t found = look(self, at, own, &key, snapshot, args[5], &old);
-        if (found == PUBLISHED_FOUND || found == PUBLISHED_ABSENT) {
-            done = put_row(self, (int)op, args[1], own, number, found, &key, &old, &row);
+    if (known == ROW_TABLE_OK && tablet_of(self, &key, &at)) {
+        mem_row_set_t *own = own_of(self, args[2], at);
+        published_status_t found = PUBLISHED_MISS;
+        if (own != NULL || PyErr_Occurred() == NULL) {
+            found = op == PUT ? PUBLISHED_ABSENT
+                              : look(self, at, own, &key, snapshot, args[5], &old);
+        }
+        const bool known_row = found == PUBLISHED_FOUND || found == PUBLISHED_ABSENT;
+        if (known_row && !is_refused((int)op, found == PUBLISHED_FOUND)) {
+            done = own == NULL
+                       ? -1 - (int64_t)at
+                       : put_row(self, (int)op, args[1], own, number, found, &key, &old, &row);
         }
     }
     row_bytes_free(&key);
@@ -179,7 +190,7 @@ static PyObject *reader_write(PyObject *object, PyObject *const *args, Py_ssize_
     /* Python tells of an error, on its own way; a signal's is none. */
     if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
-    return PyLong_FromUnsignedLongLong(done);
+    return PyLong_FromLongLong(done);
 }
 
 /* Reader(table, tablets, hashed) */

@@ -165,11 +165,7 @@ class TxnContext:
     # -- what it is --------------------------------------------------------------------
 
     def require_process(self) -> None:
-        """Refuse a handle that a forked child inherited.
-
-        Raises:
-            InvalidTxnStateError: this process is not the one that made the handle.
-        """
+        """Refuse with InvalidTxnStateError a handle that a forked child inherited."""
         if self._pid != _PID:
             raise InvalidTxnStateError(
                 f"transaction {self.row.txn_id} belongs to process {self._pid}: hand it to another "
@@ -234,7 +230,7 @@ class TxnContext:
         )
 
     def table_at_begin(self, table: TableInfo) -> TableInfo:
-        """Return a table as it was when this began: so it writes there, and what it wrote reads."""
+        """Return a table as it was when this began, and as it writes and reads it."""
         return self.instance.engine.at(table, self.row.snapshot_ts)
 
     def view(self) -> ReadView:
@@ -303,19 +299,27 @@ class TxnContext:
         now = engine.row_writer(engine.at(writer.table, view.snapshot))
         return lookup.get(engine, now, view, key)
 
+    def write_row(self, writer: RowWriter, op: str, values: Values, written: list[int]) -> bool:
+        """Take one checked row of a small transaction, under the lock; see `SmallWrites.write`."""
+        what = (self._own or self._parts()).rows.write(writer, op, values)
+        if what:
+            self.has_written = True
+            written.append(what)
+        return what != 0
+
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
     ) -> Outcome:
         """An operation on checked rows of one shape. After an error nothing of it counts.
-
-        Raises:
-            InvalidTxnStateError: the transaction is not open. Nothing of it counts.
 
         Args:
             writer: of the table.
             op: the operation.
             rows: as its checker gives them.
             counted: whether the caller looks at the counts.
+
+        Raises:
+            InvalidTxnStateError: the transaction is not open.
         """
         if not self.transactional:  # they may have waited while the table was altered
             now = self.instance.engine.row_writer(self.table_at_begin(writer.table))
@@ -343,7 +347,7 @@ class TxnContext:
         ahead = list(islice(batches, 2))
         if not ahead:
             return Outcome()
-        if len(ahead) == 1 and _is_small(ahead[0]):
+        if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
             with self.lock:
                 if self.may_be_small:
                     outcome = Outcome()
@@ -588,10 +592,6 @@ class TxnContext:
 
     def withdraw_reads(self) -> None:
         self.instance.engine.read_sets.pop(self.row.txn_id, None)
-
-
-def _is_small(batch: pa.RecordBatch) -> bool:
-    return bool(batch.num_rows <= write_buffer.MAX_ROWS and batch.nbytes <= write_buffer.MAX_BYTES)
 
 
 def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

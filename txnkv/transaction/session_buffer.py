@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from txnkv.errors import InvalidTxnStateError, RowError, RowErrors, TableNotFoundError
-from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values
+from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, write_buffer
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -151,16 +151,18 @@ class SessionRows:
 
     Attributes:
         runs: rows of one kind that follow each other.
+        written: what became of rows, in front of them, that did not have to wait.
     """
 
-    __slots__ = ("_room", "runs")
+    __slots__ = ("_room", "runs", "written")
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self.runs: list[Run] = []
+        self.written: list[int] = []
 
     def __bool__(self) -> bool:
-        return bool(self.runs)
+        return bool(self.runs or self.written)
 
     def __len__(self) -> int:
         return sum(len(run.rows) for run in self.runs)
@@ -172,7 +174,14 @@ class SessionRows:
             SchemaError: it does not fit the table.
             InvalidTxnStateError: there is no room.
         """
-        values = writer.checker[op].take(row)
+        return self.keep(writer, op, writer.checker[op].take(row))
+
+    def keep(self, writer: RowWriter, op: str, values: Values) -> Run:
+        """Keep a checked row; the run that it is in.
+
+        Raises:
+            InvalidTxnStateError: there is no room.
+        """
         if self._room.limit is not None:
             self._room.take(values)
         shape = writer.rows.missing(values) if op in PARTIAL else None
@@ -228,6 +237,9 @@ class SessionRows:
         """
         with lock:
             runs = self.take()
+            written, self.written = self.written, []
+        if counted and written:
+            tell(write_buffer.outcome_of(written))
         while runs:
             run = runs[0]
             try:

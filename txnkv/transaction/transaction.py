@@ -410,12 +410,16 @@ class Transaction(Closing):
         return self._session().pending_errors()
 
     def _put(self, table: AnyTable, op: str, row: Any) -> None:
-        """Let a row wait, in a small transaction of a few rows without a session."""
+        """Take a row into memory, without a session; what is not known at sight waits."""
         with (context := self.context).lock:
             rows = self._rows
-            if self._own_session is None and rows.are_few and context.may_be_small:
+            few = self._own_session is None and (not rows.runs or rows.are_few)
+            if few and context.may_be_small:
                 context.require_open(op)
-                rows.add(self.connection.writer(table, context.row.snapshot_ts), op, row)
+                writer = self.connection.writer(table, context.row.snapshot_ts)
+                values = writer.checker[op].take(row)
+                if rows.runs or not context.write_row(writer, op, values, rows.written):
+                    rows.keep(writer, op, values)
                 return
         getattr(self._session(), op)(table, row)
 

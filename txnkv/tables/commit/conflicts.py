@@ -183,8 +183,18 @@ class LockedByYoungerError(TransactionLockedError):
     """A tablet is locked by a younger transaction: who meets it may wait and try again."""
 
 
-class Validation:
-    """Called with the cursor and the latest commit timestamp.
+def validate(
+    tables: Tables,
+    row: TxnRow,
+    transactional: bool,
+    catalog: int | None,
+    reads: ReadSet | None,
+    tablets: Mapping[int, Tablet],
+    memories: Mapping[int, core.MemRowSet],
+    cur: apsw.Cursor,
+    latest: Timestamp,
+) -> None:
+    """Validate what a small transaction writes to tables.
 
     Args:
         tables: of the store.
@@ -194,65 +204,35 @@ class Validation:
         reads: what it read, of a serializable one.
         tablets: those that it writes to, by id.
         memories: what it writes there.
+        cur: of the SQLite transaction of the commit.
+        latest: the latest commit timestamp.
+
+    Raises:
+        TransactionConflictError: others changed what it wrote, or a serializable one read.
+        TransactionLockedError: a tablet is locked by another.
+        TransactionTimedOutError: it is past its deadline.
+        TableNotFoundError: a table was dropped.
+        SchemaChangedError: a table was altered.
+        CorruptionError: a tablet is damaged, and takes no writes.
     """
-
-    __slots__ = (
-        "_catalog",
-        "_memories",
-        "_reads",
-        "_row",
-        "_tables",
-        "_tablets",
-        "_transactional",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        tables: Tables,
-        row: TxnRow,
-        transactional: bool,
-        catalog: int | None,
-        reads: ReadSet | None,
-        tablets: Mapping[int, Tablet],
-        memories: Mapping[int, core.MemRowSet],
-    ) -> None:
-        self._tables = tables
-        self._row = row
-        self._transactional = transactional
-        self._catalog = catalog
-        self._reads = reads
-        self._tablets = tablets
-        self._memories = memories
-
-    def __call__(self, cur: apsw.Cursor, latest: Timestamp) -> None:
-        """Validate.
-
-        Raises:
-            TransactionConflictError: others changed what it wrote, or a serializable one read.
-            TransactionLockedError: a tablet is locked by another.
-            TransactionTimedOutError: it is past its deadline.
-            TableNotFoundError: a table was dropped.
-            SchemaChangedError: a table was altered.
-            CorruptionError: a tablet is damaged, and takes no writes.
-        """
-        row, log = self._row, self._tables.log
-        if past_timeout(row):
-            raise timed_out(row, "commit")
-        if log.catalog_version != self._catalog:
-            for tablet in self._tablets.values():
-                table_catalog.require_unchanged(cur, tablet.table)
-            held.refuse(held.ids(cur, payload.TABLET), self._tablets)
-        if log.locked:
-            _refuse_locked(cur, row if self._transactional else None, list(self._tablets))
-        since = row.snapshot_ts
-        if latest > since:
-            for id, own in self._memories.items():
-                key = changed_of(self._tablets[id], own, since)
-                if key is not None:
-                    raise _conflict(self._tablets[id], key)
-            if self._reads is not None:
-                refuse_dropped(self._tables, self._reads, cur)
-                validate_reads(self._tables, self._reads, since, since)
+    log = tables.log
+    if past_timeout(row):
+        raise timed_out(row, "commit")
+    if log.catalog_version != catalog:
+        for tablet in tablets.values():
+            table_catalog.require_unchanged(cur, tablet.table)
+        held.refuse(held.ids(cur, payload.TABLET), tablets)
+    if log.locked:
+        _refuse_locked(cur, row if transactional else None, list(tablets))
+    since = row.snapshot_ts
+    if latest > since:
+        for id, own in memories.items():
+            key = changed_of(tablets[id], own, since)
+            if key is not None:
+                raise _conflict(tablets[id], key)
+        if reads is not None:
+            refuse_dropped(tables, reads, cur)
+            validate_reads(tables, reads, since, since)
 
 
 def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:

@@ -13,8 +13,8 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.tables.arrow_input import MISSING
-from txnkv.tables.commit import Validation
+from txnkv.tables.commit import validate
 from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
 from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
@@ -51,7 +51,7 @@ FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more go through arrays and C."""
 
 
-_INSERT, _UPSERT, _UPDATE, _DELETE = range(4)
+_INSERT, _UPSERT, _UPDATE, _DELETE, _PUT = range(5)
 _NATIVE: Final = {
     "insert": _INSERT,
     "insert_ignore": _INSERT,
@@ -62,7 +62,7 @@ _NATIVE: Final = {
     "delete_ignore": _DELETE,
 }
 """The operations of `core.RowReader.write`; what became of a row are its other three numbers."""
-_INSERTED, _UPDATED = 1, 2
+_INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
 
 class SmallWrites:
@@ -158,15 +158,20 @@ class SmallWrites:
         self._before = self._statements
         self._counted = counted
         rule = RULES[op]
+        simple = not writer.indexes
+        puts = simple and op == "upsert" and not counted
+        native = _PUT if puts else _NATIVE[op]
+        written = []
         try:
             for values in rows:
-                if op == "upsert" and not (counted or writer.indexes) and MISSING not in values:
+                what = self._write(writer, native, values) if simple else 0
+                if what:
+                    written.append(what)
+                    continue
+                if puts and MISSING not in values:
                     self._replaces = True  # perhaps
                     key, row = writer.rows.values(values)
-                    lone = writer.lone
-                    self._put(writer.tablet_of(values, key) if lone is None else lone, key, row)
-                    continue
-                if not writer.indexes and self._apply_native(writer, op, values, outcome):
+                    self._put(writer.tablet_of(values, key), key, row)
                     continue
                 error = self._apply(writer, rule, values, outcome)
                 if error is None:
@@ -179,25 +184,33 @@ class SmallWrites:
         except BaseException:
             self._undo(self._before)
             raise
+        if counted and written:
+            outcome.add(outcome_of(written))
 
-    def _apply_native(self, writer: RowWriter, op: str, values: Values, outcome: Outcome) -> bool:
-        """Take one row without a step of Python; False: it is to be looked at here."""
-        number, at = self._statements + 1, self._row.snapshot_ts
-        done = writer.reader.write(_NATIVE[op], values, self.memories, number, at, self._add_key)
-        if not done:
-            return False
-        self._statements = number
+    def write(self, writer: RowWriter, op: str, values: Values) -> int:
+        """Take one checked row, of the first few, without a step of Python.
+
+        Returns:
+            What became of it, for `outcome_of`; 0: nothing yet, `apply_rows` looks at it.
+        """
+        if self._rows >= FEW_ROWS or self.too_large or writer.indexes:
+            return 0
+        return self._write(writer, _NATIVE[op], values)
+
+    def _write(self, writer: RowWriter, op: int, values: Values) -> int:
+        self._statements = number = self._statements + 1
+        snapshot, write = self._row.snapshot_ts, writer.reader.write
+        done = write(op, values, self.memories, number, snapshot, self._add_key)
+        if done < 0:
+            self._of(writer.tablets[-1 - done])
+            done = write(op, values, self.memories, number, snapshot, self._add_key)
+        if done <= 0:
+            return 0
         self._count(1, done >> 2)
         what = done & 3
-        if what == _INSERTED:
-            outcome.inserted += 1
-            return True
-        self._replaces = True
-        if what == _UPDATED:
-            outcome.updated += 1
-        else:
-            outcome.deleted += 1
-        return True
+        if what != _INSERTED or op == _PUT:
+            self._replaces = True
+        return what
 
     def _apply(
         self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
@@ -277,10 +290,7 @@ class SmallWrites:
         if memory is None:
             memory = self._of(tablet)
         memory.put(key, number, row)
-        self._rows += 1
-        self._bytes += len(key) + (0 if row is None else len(row)) + _ENTRY_BYTES
-        if self._rows > MAX_ROWS or self._bytes > MAX_BYTES:
-            self.too_large = True
+        self._count(1, len(key) + (0 if row is None else len(row)))
 
     def _count(self, rows: int, size: int) -> None:
         self._rows += rows
@@ -302,8 +312,8 @@ class SmallWrites:
             version = self._tables.require_unchanged(tablet.table)
             self._tables.refuse_held((tablet.id,))
             self._catalog = version if self._catalog is None else min(version, self._catalog)
-            memory = self.memories[tablet.id] = core.MemRowSet(tablet.codec.width)
             self._tablets[tablet.id] = tablet
+            memory = self.memories[tablet.id] = core.MemRowSet(tablet.codec.width)
         return memory
 
     # -- commit ------------------------------------------------------------------------
@@ -312,9 +322,11 @@ class SmallWrites:
         """Return the commit that the commit log is to make."""
         sections = []
         for id, memory in self.memories.items():
-            section: Section = section_of((payload.TABLET, id, memory.serialize(), 0, 0, None))
-            sections.append(section)
-        validation = Validation(
+            if memory.n:  # a signal may have come before its first row
+                section: Section = section_of((payload.TABLET, id, memory.serialize(), 0, 0, None))
+                sections.append(section)
+        validation = partial(
+            validate,
             self._tables,
             self._row,
             self._transactional,
@@ -335,6 +347,17 @@ class SmallWrites:
             for id, memory in self.memories.items()
             for part in _evaluated(self._tablets[id], memory, self._replaces)
         ]
+
+
+def is_small(batch: pa.RecordBatch) -> bool:
+    """Return True for what a row of the commit log may hold."""
+    return bool(batch.num_rows <= MAX_ROWS and batch.nbytes <= MAX_BYTES)
+
+
+def outcome_of(written: Sequence[int]) -> Outcome:
+    """What became of rows, by what `SmallWrites.write` said of each."""
+    count = written.count
+    return Outcome(count(_INSERTED), count(_UPDATED), count(_DELETED))
 
 
 def _readable(writer: RowWriter, op: str, values: Values) -> Any:

@@ -1,0 +1,164 @@
+"""The first rows of a transaction, which go into memory at the call, and those behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import txnkv
+
+SCHEMA = txnkv.Schema({"id": "int64", "v": "string?", "n": "int32?"}, primary_key="id")
+PARTITIONS = {
+    "one tablet": None,
+    "by hash": txnkv.hash_partition("id", 3),
+    "by range": txnkv.range_partition("id", [5, 100]),
+}
+
+
+@pytest.fixture(params=PARTITIONS)
+def table(client: txnkv.Client, request: pytest.FixtureRequest) -> txnkv.Table:
+    table = client.create_table("t", SCHEMA, partition_by=PARTITIONS[request.param])
+    table.insert((1, "a", 1))
+    table.insert((2, "b", None))
+    return table
+
+
+def rows(found: txnkv.Scan) -> dict[int, tuple[object, object]]:
+    return {row["id"]: (row["v"], row["n"]) for row in found}
+
+
+OPERATIONS: dict[str, Callable[[txnkv.Transaction, txnkv.Table], None]] = {
+    "insert": lambda txn, t: txn.insert(t, (7, "new", None)),
+    "insert ignored": lambda txn, t: txn.insert_ignore(t, (1, "new", 5)),
+    "upsert of a new row": lambda txn, t: txn.upsert(t, (8, "new", 2)),
+    "upsert of one that is there": lambda txn, t: txn.upsert(t, (1, "other", None)),
+    "upsert of some columns": lambda txn, t: txn.upsert(t, {"id": 1, "n": 9}),
+    "upsert of some columns, new": lambda txn, t: txn.upsert(t, {"id": 9, "n": 9}),
+    "update": lambda txn, t: txn.update(t, {"id": 2, "v": "c"}),
+    "update ignored": lambda txn, t: txn.update_ignore(t, {"id": 50, "v": "c"}),
+    "delete": lambda txn, t: txn.delete(t, 2),
+    "delete ignored": lambda txn, t: txn.delete_ignore(t, 50),
+}
+FOUND = {
+    "insert": ({1: ("a", 1), 2: ("b", None), 7: ("new", None)}, (1, 0, 0, 0)),
+    "insert ignored": ({1: ("a", 1), 2: ("b", None)}, (0, 0, 0, 1)),
+    "upsert of a new row": ({1: ("a", 1), 2: ("b", None), 8: ("new", 2)}, (1, 0, 0, 0)),
+    "upsert of one that is there": ({1: ("other", None), 2: ("b", None)}, (0, 1, 0, 0)),
+    "upsert of some columns": ({1: ("a", 9), 2: ("b", None)}, (0, 1, 0, 0)),
+    "upsert of some columns, new": ({1: ("a", 1), 2: ("b", None), 9: (None, 9)}, (1, 0, 0, 0)),
+    "update": ({1: ("a", 1), 2: ("c", None)}, (0, 1, 0, 0)),
+    "update ignored": ({1: ("a", 1), 2: ("b", None)}, (0, 0, 0, 1)),
+    "delete": ({1: ("a", 1)}, (0, 0, 1, 0)),
+    "delete ignored": ({1: ("a", 1), 2: ("b", None)}, (0, 0, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_counts_at_the_flush_and_is_there(
+    client: txnkv.Client, table: txnkv.Table, name: str
+) -> None:
+    after, counts = FOUND[name]
+    with client.transaction() as txn:
+        OPERATIONS[name](txn, table)
+        told = txn.flush()
+        assert (told.inserted, told.updated, told.deleted, told.ignored) == counts
+        assert txn.flush() == txnkv.WriteResult()
+        assert rows(txn.scan(table)) == after
+        assert rows(table.scan()) == FOUND["delete ignored"][0]
+    assert rows(table.scan()) == after
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_that_nobody_flushes(
+    client: txnkv.Client, table: txnkv.Table, name: str
+) -> None:
+    with client.transaction() as txn:
+        OPERATIONS[name](txn, table)
+    assert rows(table.scan()) == FOUND[name][0]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_that_is_rolled_back(
+    client: txnkv.Client, table: txnkv.Table, name: str
+) -> None:
+    txn = client.new_transaction()
+    OPERATIONS[name](txn, table)
+    txn.rollback()
+    assert rows(table.scan()) == FOUND["delete ignored"][0]
+
+
+def test_rows_behind_one_that_is_refused_keep_their_order(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (3, "first", 0))
+    txn.insert(table, (1, "refused", 0))
+    txn.upsert(table, (3, "second", 0))
+    txn.delete(table, 2)
+    txn.insert(table, (2, "again", 0))
+    with pytest.raises(txnkv.RowErrors) as refused:
+        txn.commit()
+    assert [(each.op, each.key) for each in refused.value.errors] == [("insert", 1)]
+    txn.commit()
+    assert rows(table.scan()) == {1: ("a", 1), 2: ("again", 0), 3: ("second", 0)}
+
+
+def test_a_row_that_is_refused_alone_leaves_a_transaction_that_wrote_nothing(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (1, "refused", 0))
+    with pytest.raises(txnkv.RowErrors):
+        txn.flush()
+    assert txn.commit() == txn.snapshot
+
+
+def test_many_rows_behind_the_first_ones(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.transaction() as txn:
+        for id in range(10, 1000):
+            txn.insert(table, (id, str(id), id))
+        told = txn.flush()
+        assert told.inserted == 990
+    assert table.count() == 992
+
+
+def test_rows_at_the_call_are_not_flushed(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (3, "c", 0))
+    with pytest.raises(txnkv.InvalidTxnStateError, match=r"not\s+flushed"):
+        txn.start_commit()
+    txn.flush()
+    txn.start_commit()
+    while not txn.is_commit_complete():
+        pass
+    assert table.count() == 3
+
+
+def test_a_large_row_is_not_staged_by_the_call(client: txnkv.Client, table: txnkv.Table) -> None:
+    """No call but a flush waits for the disk; what comes behind it is in order all the same."""
+    txn = client.new_transaction()
+    txn.insert(table, (3, "x" * (2 << 20), 0))
+    txn.upsert(table, (3, "small", 0))
+    assert txn.id not in [each.id for each in client.transactions()]
+    txn.commit()
+    assert rows(table.scan())[3] == ("small", 0)
+
+
+def test_a_row_of_a_table_that_was_altered_since(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (3, "c", 0))
+    table.alter(add={"more": "int64?"})
+    with pytest.raises(txnkv.SchemaChangedError):
+        txn.commit()
+    assert table.count() == 2
+
+
+def test_a_row_of_a_table_that_was_dropped_since(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (3, "c", 0))
+    client.drop_table("t")
+    gone = (txnkv.InvalidTxnStateError, txnkv.TableNotFoundError)
+    with pytest.raises(gone, match="was dropped"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED
