@@ -355,7 +355,7 @@ def is_small(batch: pa.RecordBatch) -> bool:
 
 
 def outcome_of(written: Sequence[int]) -> Outcome:
-    """What became of rows, by what `SmallWrites.write` said of each."""
+    """The outcome for rows, by what `SmallWrites.write` said of each."""
     count = written.count
     return Outcome(count(_INSERTED), count(_UPDATED), count(_DELETED))
 
