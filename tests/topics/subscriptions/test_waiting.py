@@ -61,18 +61,18 @@ def test_one_looks_for_all_that_wait(
 ) -> None:
     """A hundred that waited cost a quarter of a core: each looked a hundred times a second."""
     lookers: list[threading.Thread] = []
-    real = time.sleep
+    watch = internals.topics(client).watch
+    real = watch.nap
 
-    def sleep(seconds: float) -> None:
-        if threading.current_thread().name == "receiver":
-            lookers.append(threading.current_thread())
-        real(seconds)
+    def nap(waiting: Any, seconds: float) -> None:
+        lookers.append(threading.current_thread())
+        real(waiting, seconds)
 
     subs = subscribed(topic, 20)
     found = [receivers(sub) for sub in subs]
     until(lambda: asleep(client) == 19)
     with monkeypatch.context() as counted:
-        counted.setattr(time, "sleep", sleep)
+        counted.setattr(watch, "nap", nap)
         start = internals.status(client).change_number()
         until(lambda: len(lookers) > 20)
         assert len({*lookers}) == 1
