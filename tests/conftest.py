@@ -36,8 +36,11 @@ from tools.forked import Popen
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")
 
-# A busy machine fails no test.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine fails no test; `pytest --hypothesis-profile thorough` tries more.
+settings.register_profile(
+    "any speed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", settings.get_profile("any speed"), max_examples=1_000)
 settings.load_profile("any speed")
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])

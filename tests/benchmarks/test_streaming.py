@@ -30,7 +30,9 @@ pytestmark = pytest.mark.spark
             {"source that does nothing", "txnkv, order=commit"},
             marks=pytest.mark.slow,
         ),
-        ("sinks", {"sink that does nothing", "parquet, in the JVM"}),
+        pytest.param(
+            "sinks", {"sink that does nothing", "parquet, in the JVM"}, marks=pytest.mark.slow
+        ),
         pytest.param("pipeline", {"parquet files, checkpoint"}, marks=pytest.mark.slow),
         pytest.param(
             "trigger",
