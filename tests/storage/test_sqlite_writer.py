@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from txnkv.core import SharedWords, SqliteWriter
+from txnkv.errors import NotSupportedError
 from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
 from txnkv.storage.sqlite_connection import CACHE_BYTES, native_writer, open_writer
 
@@ -142,13 +144,22 @@ def test_a_closed_writer_refuses(written: Written) -> None:
 @pytest.mark.parametrize(
     "given", [("x", 1, b""), (1, None, b""), (1, 1, "text"), (1, 1), (2**63, 1, b"")]
 )
-def test_arguments_that_make_no_sense(written: Written, given: tuple[object, ...]) -> None:
+def test_arguments_that_make_no_sense(written: Written, given: tuple[Any, ...]) -> None:
     assert written.writer.begin(0) == 0
     with pytest.raises((TypeError, OverflowError)):
-        written.writer.append(INSERT, *given)  # type: ignore[arg-type]
+        written.writer.append(INSERT, *given)
     written.connection.execute("ROLLBACK")
 
 
 def test_words_that_are_not_there(written: Written) -> None:
     with pytest.raises(IndexError, match="word"):
         native_writer(written.connection, SharedWords(bytearray(8)))
+
+
+def test_an_sqlite_that_loads_no_extensions(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txnkv._native.sqlite_api", 0)
+    monkeypatch.setattr(apsw, "compile_options", ("OMIT_LOAD_EXTENSION",))
+    with pytest.raises(NotSupportedError, match="install one of its wheels"):
+        native_writer(written.connection, written.words)
