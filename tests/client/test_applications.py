@@ -101,6 +101,27 @@ def test_of_two_at_work_the_first_to_commit_wins(
     assert found.txn_id == other.id
 
 
+@pytest.mark.parametrize("rows", [1, 5_000])
+def test_the_first_handle_is_told_what_aborted_it(
+    client: txnkv.Client, table: txnkv.Table, rows: int
+) -> None:
+    """The rows that wait in it are not written, and the error is not about them."""
+    with client.transaction() as txn:
+        txn.mark_applied("a", 3)
+    late = client.new_transaction()
+    for key in range(rows):
+        late.insert(table, (key, "x"))
+    other = txnkv.Transaction.deserialize(client, late.serialize())
+    late.insert(table, (rows, "x"))
+    with pytest.raises(txnkv.AlreadyAppliedError):
+        other.mark_applied("a", 3)
+    for _ in range(2):
+        with pytest.raises(txnkv.AlreadyAppliedError, match=r"cannot commit.*version 3 of .*'a'"):
+            late.commit()
+    assert late.state is txnkv.TxnState.ABORTED
+    assert table.count() == 0
+
+
 def test_what_is_rolled_back_is_no_version(client: txnkv.Client, begin: Begin) -> None:
     txn = begin()
     txn.mark_applied("daily", 1)

@@ -44,7 +44,8 @@ class Model:
         row: the key of the row that it inserts.
         marked_by: another handle of it, by which it is marked.
         marks: version and source by application.
-        over: it was aborted by a mark.
+        over: it was aborted by a mark, or with its store.
+        refused: what aborted it, when another handle of it was told.
     """
 
     txn: txnkv.Transaction
@@ -52,6 +53,7 @@ class Model:
     marked_by: txnkv.Transaction | None = None
     marks: dict[str, Known] = field(default_factory=dict)
     over: bool = False
+    refused: Errors = OVER
 
 
 class ApplicationsMachine(RuleBasedStateMachine):
@@ -110,6 +112,8 @@ class ApplicationsMachine(RuleBasedStateMachine):
         elif there is not None and there[0] >= version:
             refused(txnkv.AlreadyAppliedError)
             model.over = True
+            if model.marked_by is not None:
+                model.refused = txnkv.AlreadyAppliedError
         elif marked is not None and (
             marked[0] != version or (None not in (marked[1], source) and marked[1] != source)
         ):
@@ -121,7 +125,7 @@ class ApplicationsMachine(RuleBasedStateMachine):
     @rule(model=consumes(transactions))
     def commit(self, model: Model) -> None:
         if model.over:
-            with pytest.raises(OVER):
+            with pytest.raises(model.refused):
                 model.txn.commit()
             return
         self.open.remove(model)
@@ -153,7 +157,7 @@ class ApplicationsMachine(RuleBasedStateMachine):
         for model in self.open:
             with suppress(*OVER):
                 model.txn.rollback()
-            model.over = True
+            model.over, model.refused = True, OVER
         self.open.clear()
         self.client.close()
         self.client = txnkv.connect(self.path / "store")

@@ -151,8 +151,7 @@ class Transaction(Closing):
                 the same key. The transaction stays OPEN.
             TransactionConflictError: another committed first what this one wrote, or read when
                 it is serializable; this one is aborted.
-            TransactionLockedError: a tablet is locked by another; this one is aborted, unless
-                the message says that it is still open.
+            TransactionLockedError: by another; it is aborted, unless the message says: still open.
             TransactionTimedOutError: it passed its timeout; it is aborted.
             InvalidTxnStateError: it was aborted before, or a job still runs under it.
             StorageFullError: no room; it is not committed.
@@ -184,8 +183,7 @@ class Transaction(Closing):
         """True when the commit is done and finalized, False while it goes on.
 
         Raises:
-            InvalidTxnStateError: the transaction is still open, or was aborted (as the error
-                that says why: TransactionConflictError and the like).
+            InvalidTxnStateError: it is still open, or was aborted (as the error that says why).
         """
         self.connection.require_open()
         row = one_phase_commit.current(self.context)
@@ -205,8 +203,8 @@ class Transaction(Closing):
     def commit_async(self) -> Future[Timestamp]:
         """`commit()` without waiting: one thread may have thousands of commits on their way.
 
-        The sessions are flushed at the call; the future, which cannot be cancelled, holds what
-        `commit` returns or raises. Small ones commit in the order of calls, large ones on a thread.
+        The sessions are flushed at the call; the future, not to be cancelled, holds what `commit`
+        returns or raises. Small ones commit in the order of calls, large ones on a thread.
         """
         try:
             self._begin_ending(flush=True)
@@ -517,6 +515,9 @@ class Transaction(Closing):
             except (TableNotFoundError, TopicNotFoundError) as error:
                 with suppress(InvalidTxnStateError):  # the rest is not committed without them
                     self.abort_for(str(error))
+                raise
+            except InvalidTxnStateError:
+                context.look_open("commit")  # ended by another handle: the error that says why
                 raise
 
     def _write_rows(self, write_few: Callable[[], None]) -> None:
