@@ -96,6 +96,10 @@ def test_a_wrong_call_is_exit_status_2(orders, invoke):
         ["scan", orders, "orders", "--where", "nope = 1"],
         ["scan", orders, "orders", "--snapshot", "2090-01-01T00:00Z"],
         ["load", orders, "u", "-", "--format", "csv", "--key", "id", "--schema", "id"],
+        ["index", "create", orders, "orders", "nope"],
+        ["query", orders, "SELEC 1"],
+        ["query", orders, "SELECT * FROM nope"],
+        ["query", orders, "SELECT nope FROM orders"],
     ):
         ran = invoke(*args)
         assert (ran.status, ran.out) == (2, "")

@@ -150,7 +150,7 @@ def test_rows_are_deleted_by_key_or_by_condition(sales, run, fail, misuse):
 # -- query -----------------------------------------------------------------------------
 
 
-def test_tables_are_asked_in_sql(sales, run, fail, misuse, tmp_path):
+def test_tables_are_asked_in_sql(sales, run, misuse, tmp_path):
     pytest.importorskip("duckdb")
     before = run("stats", sales, "--json").json["snapshot"]
     run("create", sales, "regions", "--schema", "code:string,name:string", "--key", "code")
@@ -171,7 +171,7 @@ def test_tables_are_asked_in_sql(sales, run, fail, misuse, tmp_path):
     assert parquet.read_table(tmp_path / "sales.parquet")["id"].to_pylist() == [2]
     ran = run("query", sales, "SELECT unnest(range(1000)) AS i")
     assert len(ran.out.splitlines()) == 102
-    assert "nope" in fail("query", sales, "SELECT * FROM nope")
+    assert "nope" in misuse("query", sales, "SELECT * FROM nope")
     assert "exclude each other" in misuse("query", sales, count, "--json", "--format", "csv")
 
 

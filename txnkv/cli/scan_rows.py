@@ -133,6 +133,8 @@ def query(
                     rows = iter(lambda: call(next, found, None), None)
                     batches = map(_whole_numbers, rows) if kind == "json" else rows
                     _write(kind, found.schema, batches, output, None)
+            except duckdb.ProgrammingError as error:
+                raise click.UsageError(words(error)) from error
             except duckdb.Error as error:
                 raise click.ClickException(words(error)) from error
 

@@ -417,7 +417,9 @@ def create_index(store: str, table: str, columns: str, unique: bool, as_json: bo
         stopping(lambda: "the index is not ready"),
         steps("indexing", "rows") as step,
     ):
-        made = client.create_index(table, parsing.names(columns), unique, step)
+        names = parsing.names(columns)
+        with given():
+            made = client.create_index(table, names, unique, step)
     kind = "unique index" if made.unique else "index"
     tell(
         as_json,
