@@ -14,7 +14,7 @@ SCRATCH := $(or $(SCRATCH),$(TMPDIR),/tmp)
 # compat: on sys.path as a folder, where Spark finds the format by itself.
 INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable .
 # More than cores, for many tests wait for other processes; each takes up to 600 MB.
-WORKERS ?= 6
+WORKERS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 2)
 
 # The demo and the tests start hundreds of processes: none compiles what another has compiled.
 export PYTHONDONTWRITEBYTECODE :=

@@ -226,13 +226,13 @@ def test_threads_beside_commits_flushes_and_compactions(
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for version in range(2, 40):
+    for version in range(2, 16):
         with client.transaction() as txn:
             for k in range(20):
                 txn.upsert(table, row(k, version))
-        if version % 5 == 0:
+        if version % 3 == 0:
             internals.flush(client)
-        if version % 13 == 0:
+        if version % 7 == 0:
             internals.compact(client)
     over.set()
     for thread in threads:

@@ -195,7 +195,9 @@ def test_backups_and_dumps_have_it(client: txnkv.Client, tmp_path: Path, now: An
     assert StoreDirectory.open(tmp_path / "made").features == ["table_history"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+)
 def test_any_course_reads_what_was_there_or_says_that_it_is_gone(
     seed: int, connect: Callable[..., txnkv.Client], now: Any
 ) -> None:
