@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_286, "server": 1_371,
-    "topics": 12_231, "tables": 9_372, "storage": 4_422, "cli": 4_955, "coordinator": 3_091,
-    "transaction": 3_290, "core": 3_464, "spark": 2_268, "client": 4_060, "aio": 578,
+    "topics": 12_231, "tables": 9_372, "storage": 4_483, "cli": 4_955, "coordinator": 3_091,
+    "transaction": 3_302, "core": 3_464, "spark": 2_268, "client": 4_073, "aio": 584,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -154,6 +154,7 @@ topics: several batches of a producer in one commit; waits that a commit here en
 topics: large batches of producers that number their messages go straight into logs.
 client, coordinator: transactions that begin under a name, with their participants, by one sync.
 core, storage: writes of the status database with the functions of SQLite.
+aio, client, remote, storage: who lost to others goes before them.
 """
 
 
@@ -297,7 +298,7 @@ def test_few_modules() -> None:
     # end; one puts backups into other file systems; two are of groups: their
     # members, and how these share a topic; `group` has a module of its own, beside `topics`; one
     # has the histories of tables; one binds the core's lines of JSON.
-    told("modules", list(modules()), 284)
+    told("modules", list(modules()), 285)
     top = [name for name in modules() if name.count(".") == 1]
     told("names at the top of txnkv", top, 19)  # with remote, server, kafka, testing, otel
 

@@ -18,6 +18,7 @@ import pyarrow.flight as fl
 import pytest
 
 import txnkv
+from tests import internals
 from tools.forked import Popen
 from txnkv.server import Server
 
@@ -209,6 +210,40 @@ def test_asyncio(store: txnkv.Client, remote: Remote) -> None:
             return int(await table.count())
 
     assert asyncio.run(work()) == 1
+
+
+@pytest.mark.parametrize("in_asyncio", [False, True])
+def test_who_lost_goes_before_who_comes(
+    store: txnkv.Client, remote: Remote, in_asyncio: bool
+) -> None:
+    way, had = internals.runtime(store), []
+
+    def meet_another() -> tuple[int, str]:
+        had.append(way.way_until > 0)
+        if len(had) <= 2:
+            store.table("t").upsert((1, "rival"))
+        return 1, str(len(had))
+
+    def lose(txn: txnkv.Transaction) -> None:
+        txn.get("t", 1)
+        txn.upsert("t", meet_another())
+
+    async def lose_in_turn(txn: Any) -> None:
+        await txn.get("t", 1)
+        await txn.upsert("t", meet_another())
+
+    async def work() -> None:
+        async with txnkv.aio.connect(remote().path) as client:
+            await client.run(lose_in_turn)
+            assert not way.way_until
+
+    if in_asyncio:
+        asyncio.run(work())
+    else:
+        remote().run(lose)
+    assert had == [False, False, True]
+    assert not way.way_until  # though the server does not know yet that the run is over
+    assert store.table("t").get(1) == {"id": 1, "v": "3"}
 
 
 def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[..., Server]) -> None:

@@ -111,12 +111,15 @@ class AsyncClient(ClosingWrapper[Client]):
     def __init__(self, client: Client, calls: Calls) -> None:
         super().__init__(client, calls)
         self._closed = False
+        # Of its own: who waits for the right of way keeps no thread from the one that has it.
+        self._waits = Calls(8)
 
     async def close(self) -> None:
         """Close. Twice is fine."""
         if not self._closed:
             self._closed = True
             await self._calls.to_the_end(self.blocking.close)
+            self._waits.close()
             self._calls.close()
 
     def transaction(self, **options: Any) -> TransactionBlock:
@@ -148,6 +151,10 @@ class AsyncClient(ClosingWrapper[Client]):
         self, fn: Callable[[AsyncTransaction], Awaitable[T]], attempts: Attempts, retries: Retries
     ) -> T:
         while True:
+            if attempts.blocked:
+                await self._waits(attempts.wait)
+            else:
+                attempts.wait()
             begun = await self._calls(attempts.begin)
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:

@@ -122,8 +122,8 @@ def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
 class Calls:
     """The threads of one client."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-aio")
+    def __init__(self, threads: int = _THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="txnkv-aio")
         self._closed = False
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -36,6 +36,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
+from txnkv.storage import Turn, caller
 from txnkv.tables import Partitioning, Schema
 from txnkv.topics import Hold
 from txnkv.transaction import DEFAULTS, Connection, Retries, Transaction
@@ -230,7 +231,8 @@ def _move(connection: Connection, seen: _Row, row: tuple[Any, ...]) -> bool:
 
 class Attempts:
     """The transactions of one `run`. Each has the age of the first, so that wait-die cannot starve
-    it, and what one of them acknowledged is delivered to nobody else until `close`.
+    it, and what one of them acknowledged is delivered to nobody else until `close`. Where others
+    were first again and again, the next one has the right of way.
 
     Args:
         connection: to the store.
@@ -243,6 +245,28 @@ class Attempts:
         self._options = DEFAULTS | options
         self._hold = Hold(topics.store, topics.local)
         self._age: Timestamp | None = None
+        self._last: Transaction | None = None
+        self._turn = Turn(connection.instance.store.right_of_way)
+
+    @property
+    def blocked(self) -> bool:
+        """To `wait` takes time, on a thread that others do not need."""
+        return self._turn.blocked
+
+    def wait(self, thread: int | None = None) -> bool:
+        """Wait for the turn to begin another.
+
+        Args:
+            thread: as `Turn.take` has it.
+
+        Returns:
+            Whether it has the right of way.
+        """
+        last, self._last = self._last, None
+        if last is not None and last.context.local.error == TransactionConflictError.__name__:
+            self._turn.lost()
+        self._turn.wait()
+        return self._turn.take(thread)
 
     def begin(self, spare: int | None = None) -> Transaction:
         """The next one.
@@ -250,15 +274,16 @@ class Attempts:
         Args:
             spare: the id to take, as `Transaction.begin` has it.
         """
-        options = self._options
-        txn = begin_transaction(self._connection, options, age_ts=self._age, spare=spare)
+        txn = begin_transaction(self._connection, self._options, age_ts=self._age, spare=spare)
         txn.context.hold = self._hold
-        self._age = txn.age
+        txn.context.on_commit = self._turn.end
+        self._age, self._last = txn.age, txn
         return txn
 
     def close(self) -> None:
         """The run is over. Twice is fine."""
         self._hold.release()
+        self._turn.end()
 
 
 def run(
@@ -274,6 +299,7 @@ def run(
         outcome: tells how a transaction has ended whose commit broke off.
     """
     while True:
+        attempts.wait(caller())
         txn = attempts.begin()
         try:
             with txn:

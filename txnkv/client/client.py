@@ -360,9 +360,9 @@ class Client(Connection, Closing):
         deadline: float | None = DEADLINE,
         **options: Any,
     ) -> T:
-        """Call `fn(txn)` and commit; again, after a growing pause, on whatever is retriable.
+        """Call `fn(txn)` and commit; again, after a pause if need be, on whatever is retriable.
 
-        A retry keeps the age of the first attempt, so that wait-die cannot starve it.
+        A retry keeps the age of the first attempt; after two conflicts others wait for it.
 
         Args:
             fn: does the work with the transaction that it gets; may run several times.

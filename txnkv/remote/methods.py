@@ -123,7 +123,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("none", "latest timestamp_of kept is_applied", again=True),
         **_all("write", "end_named name abandon", again=True),
     },
-    "Attempts": _all("none", "begin", again=True),
+    "Attempts": _all("none", "wait begin", again=True),
 }
 
 

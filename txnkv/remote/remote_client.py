@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
@@ -38,6 +39,7 @@ from txnkv.remote.remote_handles import (
 )
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
+from txnkv.remote.wire import LostHandleError
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -284,6 +286,7 @@ class _RemoteAttempts(RemoteHandle):
     def __init__(self, connection: RemoteClient, options: dict[str, Any]) -> None:
         self._connection = connection
         self._options = options
+        self._begun = self._ahead = False
         unknown = options.keys() - DEFAULTS.keys()
         if unknown:
             raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
@@ -297,8 +300,21 @@ class _RemoteAttempts(RemoteHandle):
         self.channel.later(call)
         self.numbered(call.makes)
 
+    @property
+    def blocked(self) -> bool:
+        """To `wait` may take time."""
+        return self._begun and not self._ahead
+
+    def wait(self, thread: int | None = None) -> bool:
+        """Wait for the turn to begin another; the first one does not, for it is no request yet."""
+        if self._begun:
+            with suppress(LostHandleError, UnavailableError):
+                self._ahead = self._call("wait")
+        return self._ahead
+
     def begin(self) -> Transaction:
         """The next transaction; it begins with the next request."""
+        self._begun = True
         if self._server != self.channel.server:
             self._make()
         named = self._options.get("name") is not None

@@ -8,6 +8,7 @@
     extents, lmdb_replace, lmdb_holes    how far each LMDB file was written, what takes its place,
                      room that goes back to the disk
     runtime_file, runtime    what the processes share in memory
+    right_of_way             whose turn it is after conflicts
     sqlite_connection, write_queue, wal, status_db    SQLite
     store            all of it, once a process
     backup_files     what a backup is made of; a folder that is whole or not there
@@ -67,6 +68,7 @@ from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
+from txnkv.storage.right_of_way import Turn
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.runtime_file import CHANGE
 from txnkv.storage.status_db import StatusDatabase, changed_copy, read_copy
@@ -74,6 +76,7 @@ from txnkv.storage.store import Store, require_same
 from txnkv.storage.threads import (
     WhenDropped,
     brief,
+    caller,
     go_on,
     lengthy,
     settle_dropped,

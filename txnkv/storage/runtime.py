@@ -42,6 +42,7 @@ from txnkv.storage.runtime_file import (
     HEARTBEATS,
     PENDING,
     REGAINED,
+    RIGHT_OF_WAY,
     SLOT_BASE,
     SLOT_WORDS,
     SLOTS,
@@ -207,6 +208,16 @@ class Runtime:
     def note_regained(self) -> None:
         """That was done."""
         (self._file or self._attach()).store(REGAINED, 1)
+
+    @property
+    def way_until(self) -> int:
+        """The word of the right of way."""
+        words = self.words
+        return (self._attached() if words is None else words)[RIGHT_OF_WAY]
+
+    @way_until.setter
+    def way_until(self, until: int) -> None:
+        self._attached()[RIGHT_OF_WAY] = until
 
     # -- slots -------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from txnkv.storage.extents import expect_files
 from txnkv.storage.faults import NO_DESCRIPTOR_ERRNOS, no_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_rlock
+from txnkv.storage.right_of_way import RightOfWay
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import CACHE_BYTES
 from txnkv.storage.status_db import StatusDatabase
@@ -49,6 +50,7 @@ class Store:
         self.cache_bytes = cache_bytes
         self._users = 1
         self._runtime = Runtime.open(directory.runtime_path, directory.read_only)
+        self.right_of_way = RightOfWay(self._runtime)
         try:
             self._status = StatusDatabase(
                 directory.status_path,

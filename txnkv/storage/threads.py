@@ -162,6 +162,11 @@ _threads = _Threads()
 _running: Final = _Running()
 
 
+def caller() -> int | None:
+    """The thread in which the program called: of a shielded call that is the main one."""
+    return _here() if _running.call is None else _threads.main
+
+
 def go_on() -> None:
     """End a long call of which the caller was interrupted. Between two steps of it.
 

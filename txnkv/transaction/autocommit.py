@@ -36,16 +36,16 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import back_off, clock
+from txnkv.storage import Turn, back_off, clock
 from txnkv.tables import Outcome, TableInfo, arrow_input, scan
-from txnkv.transaction.begin import begin
+from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.one_phase_commit import commit_small, make_sure
 from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20
-_FIRST_PAUSE: Final = 0.0005
+_FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.064
 EXPIRY_EVERY: Final = 10 * 1_000_000
 """Microseconds from one look for rows whose time is over to the next."""
@@ -70,14 +70,21 @@ def write_alone(
             which its `ask` tells later.
         What `write` raises; nothing was written then.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return _attempt(instance, write)
-        except TransactionConflictError as error:
-            if not again or not error.retriable or attempt == _ATTEMPTS:
-                raise
-        if attempt > 2:
-            time.sleep(back_off(attempt, _FIRST_PAUSE, _LONGEST_PAUSE))
+    turn = Turn(instance.store.right_of_way)
+    try:
+        for attempt in range(1, _ATTEMPTS + 1):
+            turn.wait()
+            turn.take()
+            try:
+                return _attempt(instance, write)
+            except TransactionConflictError as error:
+                if not again or not error.retriable or attempt == _ATTEMPTS:
+                    raise
+            turn.lost()
+            if attempt > AT_ONCE:
+                time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
+    finally:
+        turn.end()
     raise AssertionError("unreachable")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from txnkv.coordinator import LOCK_TIMEOUT, Timestamp, stamp_of
-from txnkv.errors import TransactionLockedError, TxnkvError
+from txnkv.errors import TransactionConflictError, TransactionLockedError, TxnkvError
 from txnkv.metrics import Metrics
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
@@ -86,6 +86,8 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 """The options of `new_transaction`."""
 
+AT_ONCE: Final = 8
+"""Conflicts that are followed by another attempt without a pause."""
 _FIRST: Final = 0.0005
 _FIRST_AT_A_LOCK: Final = 0.002
 """Seconds, doubled with every attempt: a lock is held for longer than a commit takes."""
@@ -135,6 +137,11 @@ class Retries:
             )
             raise error
         self._metrics.retries.add()
+        tries = self._made
+        if isinstance(error, TransactionConflictError):
+            tries -= AT_ONCE  # what came first is committed: the next snapshot has it
+        if tries < 1:
+            return 0
         first = _FIRST_AT_A_LOCK if isinstance(error, TransactionLockedError) else _FIRST
-        pause = back_off(self._made, 2 * first, _LONGEST)
+        pause = back_off(tries, 2 * first, _LONGEST)
         return pause if self._deadline is None else min(pause, self._deadline - passed)

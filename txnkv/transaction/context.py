@@ -102,6 +102,7 @@ class TxnContext:
         lock_timeout: seconds for which it waits for the partition lock of a younger one.
         handle: gives who is told when it is stored, if they are still there.
         hold: keeps what it acknowledges from others, also after it was rolled back.
+        on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
         has_written: it is more than a reader.
     """
@@ -109,6 +110,7 @@ class TxnContext:
     lock_timeout: float = LOCK_TIMEOUT
     handle: Callable[[], HeartOwner | None] | None = None
     hold: Hold | None = None
+    on_commit: Callable[[], None] | None = None
     name: str | None = None
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None
@@ -264,13 +266,9 @@ class TxnContext:
     def ensure_large(self, what: str = "write") -> WriteContext:
         """Store the OPEN row and stage what is in memory; raises as `ensure_stored`."""
         with self.lock:
-            scope = self.scope or Scope(self.row.txn_id)
+            row, scope = self.ensure_stored(what), self.scope or Scope(self.row.txn_id)
             context = WriteContext(
-                self.ensure_stored(what),
-                scope,
-                self.transactional,
-                reads=self._reads,
-                lock_timeout=self.lock_timeout,
+                row, scope, self.transactional, reads=self._reads, lock_timeout=self.lock_timeout
             )
             if self._own is not None:
                 try:
@@ -574,14 +572,15 @@ class TxnContext:
             committed = state is TxnState.COMMITTED or state is TxnState.FINALIZE_IN_PROGRESS
             local.move(Local.COMMITTED if committed else Local.ABORTED)
             own, self._own = self._own, None
-            if self.sessions:
-                for session in self.sessions:
-                    session.end()
-                self.sessions = []  # they refer to this: nothing is left for the collector
+            for session in self.sessions:
+                session.end()
+            self.sessions = []  # they refer to this: nothing is left for the collector
             if self._holding is not None:
                 self._holding.end()
             if own is not None:
                 own.ended(committed)
+            if committed and self.on_commit is not None:
+                self.on_commit()
 
     # -- serializable ------------------------------------------------------------------
 
