@@ -367,11 +367,11 @@ static PyObject *holding_begin(PyObject *object, PyObject *const *args, Py_ssize
     }
     if (number_of(args[1], &floor) < 0) return NULL;
     if (PyObject_GetBuffer(args[0], &buffer, PyBUF_SIMPLE) < 0) return NULL;
-    const bool fits = buffer.len == sizeof shown;
+    const bool fits = buffer.len >= (Py_ssize_t)sizeof shown;
     if (fits) memcpy(shown, buffer.buf, sizeof shown);
     PyBuffer_Release(&buffer);
     if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "shown has four words");
+        PyErr_SetString(PyExc_ValueError, "shown has at least four words");
         return NULL;
     }
     if (shown[KNOWN] == NOTHING || shown[VISIBLE] < floor) Py_RETURN_FALSE;

@@ -7,7 +7,7 @@
 #include "common/bytes.h"
 
 /* Words of `shown`, which the commit log writes. */
-enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, SHOWN_WORDS = 4 };
+enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
 
 #define NO_NUMBER UINT64_MAX
 
@@ -111,9 +111,10 @@ published_status_t published_find(published_t *self, const mem_row_set_t *own, c
                                   size_t key_len, uint64_t snapshot, row_bytes_t *row) {
     layer_found_t found;
     if (self->layers == NULL || self->at != word_of(&self->epoch, 0)) return PUBLISHED_MISS;
-    const uint64_t visible = latest(self);
-    if (snapshot == PUBLISHED_LATEST) snapshot = visible;
-    if (visible == 0 || snapshot > visible || snapshot < self->floor) return PUBLISHED_MISS;
+    if (snapshot == PUBLISHED_LATEST) snapshot = latest(self);
+    if (snapshot == 0 || snapshot > word_of(&self->shown, APPLIED) || snapshot < self->floor) {
+        return PUBLISHED_MISS;
+    }
     const uint32_t state = layers_find_memory(self->layers, own, key, key_len, snapshot, &found);
     if (state == LAYERS_MEMORY && found.entry->stamp < self->since) return PUBLISHED_MISS;
     if (state != LAYERS_ABSENT) return take(row, found.entry->row, found.entry->row_len);

@@ -6,7 +6,8 @@
  *
  *   the epoch is that of then    a word that everything moves which makes layers stale: another
  *                                manifest, memory or catalog, a map that moves or is closed
- *   the change word is known     nobody has committed what is not in memory here
+ *   the snapshot is in memory    all that was committed up to it; for the latest, the change word is
+ *                                known: nobody has committed what is not in memory here
  *   LMDB's transaction is        nobody has written to the environment; asked, by a read that
  *   that of then                 lasts as long as the look, only where row sets may have the key
  *

@@ -1,10 +1,30 @@
-/* The turn of a writer, where nobody else has it: a flock that is tried, and a look at whether its
- * file still has a name. */
+/* The turn of a writer, where nobody else has it for long: a flock that is tried a few times, and a
+ * look at whether its file still has a name. */
 #define _DEFAULT_SOURCE
 #include "native/native.h"
 
+#include <errno.h>
+#include <stdbool.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
+
+/* A writer has its turn for some 30 us, and to wait in line for it is done by another thread. */
+enum { TRIES = 8, PAUSE_NANOSECONDS = 10000 };
+
+static bool lock(int fd) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+    bool done = false, had = errno == EWOULDBLOCK;
+    Py_BEGIN_ALLOW_THREADS
+    for (int i = 0; !done && had && i < TRIES; i++) {
+        const struct timespec pause = {.tv_nsec = PAUSE_NANOSECONDS};
+        nanosleep(&pause, NULL);
+        done = flock(fd, LOCK_EX | LOCK_NB) == 0;
+        had = errno == EWOULDBLOCK;
+    }
+    Py_END_ALLOW_THREADS
+    return done;
+}
 
 /* take_turn(descriptor) -> True: locked, and the file is there. False: not locked, for whatever
  * reason; whoever queues finds out which. */
@@ -12,7 +32,7 @@ PyObject *turn_take(PyObject *module, PyObject *descriptor) {
     (void)module;
     const long fd = PyLong_AsLong(descriptor);
     if (fd == -1 && PyErr_Occurred() != NULL) return NULL;
-    if (flock((int)fd, LOCK_EX | LOCK_NB) != 0) Py_RETURN_FALSE;
+    if (!lock((int)fd)) Py_RETURN_FALSE;
     struct stat status;
     if (fstat((int)fd, &status) == 0 && status.st_nlink != 0) Py_RETURN_TRUE;
     flock((int)fd, LOCK_UN);

@@ -39,6 +39,7 @@ TYPES = {
 }
 ROW = {"k": 5, "s": "x" * 300, "n": 2.5, "t": datetime(2024, 5, 6, tzinfo=UTC), "b": b"y" * 90}
 NO_NUMBER = (1 << 64) - 1
+LATEST = 0
 SNAPSHOT, TXN = 100, 7
 FOLDERS = ("common", "codec", "rowset", "memory", "tablet", "native")
 UNDER_SANITIZERS = (
@@ -68,7 +69,7 @@ class Tablet:
 
     def __init__(self) -> None:
         self.epoch, self.word = array("Q", [1]), array("Q", [10])
-        self.shown = array("Q", [10, SNAPSHOT, NO_NUMBER, NO_NUMBER])
+        self.shown = array("Q", [10, SNAPSHOT, NO_NUMBER, NO_NUMBER, SNAPSHOT])
         self.layout = core.RowLayout([TYPES[name] for name in TYPES if name != "k"])
         self.value = self.layout.encode_one([ROW[name] for name in TYPES if name != "k"])
         self.memory = MemRowSet(8)
@@ -114,6 +115,20 @@ def test_layers_that_go_while_a_read_begins(what: str) -> None:
     tablet.put()
     assert find(key(6), SNAPSHOT) == tablet.value
     assert find(key(7), SNAPSHOT) is None
+
+
+def test_snapshots_that_are_in_memory() -> None:
+    """Whatever others commit meanwhile is above them; the latest is asked for."""
+    tablet = Tablet()
+    find = tablet.published.find
+    tablet.word[0] += 2
+    assert find(key(5), SNAPSHOT) == find(key(6), SNAPSHOT) == tablet.value
+    assert find(key(5), LATEST) is NotImplemented
+    assert find(key(5), SNAPSHOT + 1) is NotImplemented
+    tablet.shown[0] = NO_NUMBER  # a commit of another process is not on the disk yet
+    assert find(key(5), SNAPSHOT) == tablet.value
+    tablet.shown[4] = SNAPSHOT - 1
+    assert find(key(5), SNAPSHOT) is NotImplemented
 
 
 # -- memory that is short -------------------------------------------------------------------

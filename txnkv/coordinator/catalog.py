@@ -132,7 +132,7 @@ class Catalog(Generic[E]):
         Raises:
             TableNotFoundError, TopicNotFoundError: it was dropped.
         """
-        self.log.latest()
+        self.log.refresh()
         now = self._seen
         if now is None or now.number != self.log.catalog_version:
             now = self._now()
@@ -152,7 +152,7 @@ class Catalog(Generic[E]):
             held.refuse(self._now().held, part_ids)
 
     def _now(self) -> _Version[E]:
-        self.log.latest()
+        self.log.refresh()
         number = self.log.catalog_version
         seen = self._seen
         if seen is None or seen.number != number:

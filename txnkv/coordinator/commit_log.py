@@ -110,8 +110,9 @@ class CommitLog:
         lock: held while memory takes commits in; whoever pairs memory with row sets holds it.
         runtime: the store's.
         visible: the latest snapshot as of the last look.
-        shown: four words (csrc/native/published.c): the change number for which memory is complete,
-            the latest snapshot, and the change numbers while this process's group is written.
+        shown: five words (csrc/native/published.c): the change number for which memory is complete,
+            the latest snapshot, the change numbers while this process's group is written, and up to
+            where memory has all, durable or not.
         sleepers: events that are set when a group of commits is durable.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
@@ -134,7 +135,7 @@ class CommitLog:
         self._members: dict[int, LogMember] = {}
         self._lost: set[Key] = set()
         self.lock = new_rlock()
-        self.shown = memoryview(bytearray(32)).cast("Q")
+        self.shown = memoryview(bytearray(40)).cast("Q")
         self._start()
 
     def _start(self) -> None:
@@ -168,6 +169,7 @@ class CommitLog:
         """
         known, shown = self._known, self.shown
         shown[0] = _NO_NUMBER  # first: nobody reads the rest by halves
+        shown[4] = self._applied
         if known is not None:
             shown[2], shown[3] = self._in_flight or (_NO_NUMBER, _NO_NUMBER)
             shown[1] = known[1]
@@ -186,6 +188,15 @@ class CommitLog:
             if number == known[0] or number in self._in_flight:
                 return known[1]
         return self._look()
+
+    def refresh(self) -> None:
+        """Know the catalog and the manifest, and hold in memory what is committed, durable or not,
+        as of now.
+        """
+        words = self.runtime.words
+        number = self.runtime.change_word() if words is None else words[CHANGE]
+        if number != self._current and number not in self._in_flight:
+            self._look()
 
     def tail(self, upto: Timestamp) -> None:
         """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
@@ -212,9 +223,10 @@ class CommitLog:
         with GATE.use(), self.lock:
             number = self.runtime.change_number()
             first = self.visible == 0
-            with self._status.read(durable=first) as cur:
-                self._catch_up(cur)
-            self._current = number
+            if first or number is None or number != self._current:
+                with self._status.read(durable=first) as cur:
+                    self._catch_up(cur)
+                self._current = number
             if first:  # its end has made all of it durable
                 self.runtime.raise_durable(self._applied)
             durable = self._applied if first else self._durable()
@@ -419,13 +431,14 @@ class CommitLog:
     def _undo(self) -> None:
         """Before the next writer's turn: what it takes in must not find the group here."""
         with self.lock:
+            if self._before is not None:
+                # What others committed and was taken in meanwhile comes again.
+                self._applied = min(self._applied, self._before)
             self._forget()
             self._current = None
             if self._before is not None:
                 for kind, ids in self._touched.items():
                     self._members[kind].undo(ids, self._before)
-                # What others committed and was taken in meanwhile comes again.
-                self._applied = min(self._applied, self._before)
 
     def _commit_unsynced(
         self, group: list[CommitRequest], wait: bool

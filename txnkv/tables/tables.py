@@ -51,7 +51,7 @@ class Tables(Catalog[TableInfo]):
             TableNotFoundError: it was dropped.
         """
         log = self.log
-        log.latest()
+        log.refresh()
         known = self._current.get(table.id)
         if known is None or known[0] != log.catalog_version:
             known = self._look_at(table)
@@ -68,7 +68,7 @@ class Tables(Catalog[TableInfo]):
             SchemaChangedError: it was altered.
         """
         log = self.log
-        log.latest()
+        log.refresh()
         known = self._current.get(table.id)
         if known is None or known[0] != log.catalog_version:
             known = self._look_at(table)
@@ -145,7 +145,7 @@ class Tables(Catalog[TableInfo]):
     def known_writer(self, table: TableInfo) -> RowWriter | None:
         """Return the writer of a table that is as it is now, if it is known already that it is."""
         log = self.log
-        log.latest()
+        log.refresh()
         known = self._current.get(table.id)
         if known is None or known[0] != log.catalog_version or known[1] is not table:
             return None
