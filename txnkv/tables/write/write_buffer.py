@@ -48,8 +48,7 @@ _ENTRY_BYTES: Final = 8
 """Bytes of a row in a payload beside its key and values."""
 
 FEW_ROWS: Final = 12
-"""So many rows are looked up one by one; more go through arrays and C."""
-
+"""So many rows are looked up one by one; more of a kind go through arrays and C."""
 
 _INSERT, _UPSERT, _UPDATE, _DELETE, _PUT = range(5)
 _NATIVE: Final = {
@@ -81,6 +80,8 @@ class SmallWrites:
     _counted = True
     _rows = 0
     _bytes = 0
+    _kind: tuple[RowWriter, str] | None = None
+    _alike = 0
     _catalog: int | None = None
     _replaces = False
     too_large = False
@@ -188,14 +189,22 @@ class SmallWrites:
             outcome.add(outcome_of(written))
 
     def write(self, writer: RowWriter, op: str, values: Values) -> int:
-        """Take one checked row, of the first few, without a step of Python.
+        """Take one checked row without a step of Python, unless it is one of many of a kind.
 
         Returns:
             What became of it, for `outcome_of`; 0: nothing yet, `apply_rows` looks at it.
         """
-        if self._rows >= FEW_ROWS or self.too_large or writer.indexes:
+        if self._rows >= FEW_ROWS and self._is_of_many(writer, op):
+            return 0
+        if self.too_large or writer.indexes:
             return 0
         return self._write(writer, _NATIVE[op], values)
+
+    def _is_of_many(self, writer: RowWriter, op: str) -> bool:
+        kind = writer, op
+        self._alike = self._alike + 1 if kind == self._kind else 0
+        self._kind = kind
+        return self._alike >= FEW_ROWS
 
     def _write(self, writer: RowWriter, op: int, values: Values) -> int:
         self._statements = number = self._statements + 1
