@@ -154,7 +154,8 @@ topics: several batches of a producer in one commit; waits that a commit here en
 topics: large batches of producers that number their messages go straight into logs.
 client, coordinator: transactions that begin under a name, with their participants, by one sync.
 core, storage: writes of the status database with the functions of SQLite.
-aio, client, remote, storage: who lost to others goes before them. coordinator: looks that read nothing.
+aio, client, remote, storage: who lost to others goes before them.
+coordinator: looks that read nothing.
 tables: single rows of several kinds by turns.
 """
 

@@ -103,6 +103,7 @@ def test_rows_are_found(client: txnkv.Client, unique: txnkv.Table) -> None:
     assert unique.get_by("mail", "nobody") == unique.get_by("mail", None) == []
     client.create_index(unique, ["n", "mail"])
     assert ids(unique.get_by(["n", "mail"], (1, "m6"))) == [6]
+    assert ids(unique.get_by(["n", "mail"], [1, "m6"])) == [6]
 
 
 @pytest.mark.parametrize("columns", [["id", "n"], ["n"], []])

@@ -285,7 +285,7 @@ class Table(Closing):
 
         Args:
             columns: that there is an index by, a name or several in its order.
-            values: one, or a tuple of as many; a row with a null there is never one of them.
+            values: one, or a tuple or list of as many; no row has a null among them.
             snapshot: where to read; the latest by default.
 
         Raises:

@@ -80,7 +80,7 @@ def get_by(
 
     Args:
         columns: a name, or several in the order of the index.
-        values: one, or a tuple of as many.
+        values: one, or a tuple or list of as many.
 
     Raises:
         SchemaError: there is no index by these columns, or a value does not fit.
@@ -93,7 +93,7 @@ def get_by(
         index = next((each for each in writer.indexes if each.columns == names), None)
     if index is None and find_index(table.schema, names) is None:
         raise no_index(table, names)
-    given = values if isinstance(values, tuple) else (values,)
+    given = tuple(values) if isinstance(values, tuple | list) else (values,)
     if len(given) != len(names):
         raise SchemaError(f"{len(given)} values for the columns {', '.join(names)}: {values!r}")
     if None in given:
