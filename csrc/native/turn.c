@@ -9,21 +9,19 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* A writer has its turn for some 30 us, and to wait in line for it is done by another thread. */
+/* A writer has its turn for some 30 us; to hand the wait for it to another thread costs 1 ms. */
 enum { TRIES = 8, PAUSE_NANOSECONDS = 10000 };
 
+/* Locked under the GIL: who waits for that keeps no other process from its turn. */
 static bool lock(int fd) {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
-    bool done = false, had = errno == EWOULDBLOCK;
-    Py_BEGIN_ALLOW_THREADS
-    for (int i = 0; !done && had && i < TRIES; i++) {
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; i++) {
+        if (errno != EWOULDBLOCK || i == TRIES) return false;
         const struct timespec pause = {.tv_nsec = PAUSE_NANOSECONDS};
+        Py_BEGIN_ALLOW_THREADS
         nanosleep(&pause, NULL);
-        done = flock(fd, LOCK_EX | LOCK_NB) == 0;
-        had = errno == EWOULDBLOCK;
+        Py_END_ALLOW_THREADS
     }
-    Py_END_ALLOW_THREADS
-    return done;
+    return true;
 }
 
 /* take_turn(descriptor) -> True: locked, and the file is there. False: not locked, for whatever

@@ -45,8 +45,9 @@ def add(table: txnkv.Table) -> Callable[[txnkv.Transaction], None]:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("rival", ["run", "upsert"])
+@pytest.mark.parametrize("large", [False, True])
 def test_who_lost_goes_before_who_comes(
-    client: txnkv.Client, counter: txnkv.Table, rival: str
+    client: txnkv.Client, counter: txnkv.Table, rival: str, large: bool
 ) -> None:
     order: list[str] = []
     ready, rivals = threading.Event(), ThreadPoolExecutor(1)
@@ -62,6 +63,8 @@ def test_who_lost_goes_before_who_comes(
     def lose(txn: txnkv.Transaction) -> None:
         tries.append(txn)
         add(counter)(txn)
+        if large:
+            txn.serialize()
         if len(tries) <= CONFLICTS:
             with client.transaction() as first:
                 add(counter)(first)
@@ -167,5 +170,12 @@ def test_more_coroutines_than_threads(tmp_path: Path) -> None:
 
             await asyncio.gather(*(client.run(step, deadline=None) for _ in range(60)))
             assert await table.get(1) == {"id": 1, "n": 60}
+
+            async def write(n: int) -> None:
+                await table.upsert({"id": 2, "n": n})
+
+            both = [each for n in range(60) for each in (client.run(step), write(n))]
+            await asyncio.gather(*both)
+            assert await table.get(1) == {"id": 1, "n": 120}
 
     asyncio.run(asyncio.wait_for(main(), 300))

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import txnkv
 from tests import internals
 from tools.forked import Popen
+from txnkv.remote import remote_client
 from txnkv.server import Server
 
 Remote = Callable[..., txnkv.Client]
@@ -214,9 +216,17 @@ def test_asyncio(store: txnkv.Client, remote: Remote) -> None:
 
 @pytest.mark.parametrize("in_asyncio", [False, True])
 def test_who_lost_goes_before_who_comes(
-    store: txnkv.Client, remote: Remote, in_asyncio: bool
+    store: txnkv.Client, remote: Remote, in_asyncio: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way, had = internals.runtime(store), []
+    asked: list[bool] = []  # in the main thread
+
+    def wait(attempts: Any, *args: Any) -> Any:
+        asked.append(threading.current_thread() is threading.main_thread())
+        return waiting(attempts, *args)
+
+    waiting = remote_client._RemoteAttempts.wait
+    monkeypatch.setattr(remote_client._RemoteAttempts, "wait", wait)
 
     def meet_another() -> tuple[int, str]:
         had.append(way.way_until > 0)
@@ -239,6 +249,7 @@ def test_who_lost_goes_before_who_comes(
 
     if in_asyncio:
         asyncio.run(work())
+        assert asked == [False] * 2  # a loop goes on meanwhile
     else:
         remote().run(lose)
     assert had == [False, False, True]

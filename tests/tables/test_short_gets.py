@@ -10,7 +10,9 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.coordinator import commit_log
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.coordinator.payload import TABLET, Section
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "int64", "s": "string?"}, primary_key=["k"])
 ROWS = 3_000
@@ -84,6 +86,62 @@ def test_commits_of_others_are_looked_for(table: txnkv.Table, elsewhere: Any) ->
     elsewhere('client.table("t").delete(8); client.instance.engine.flush(); say()')
     assert short(table, 8) is NotImplemented
     warm(table, k8=-1)
+
+
+def test_a_snapshot_is_read_on_while_others_commit(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Any
+) -> None:
+    warm(table)
+    with client.snapshot() as snapshot:
+        elsewhere('client.table("t").upsert({"k": 7, "v": 5, "s": "7:5"}); say()')
+        assert short(table, 7) is NotImplemented
+        assert table._reader is not None
+        assert table._reader.get(7, snapshot.timestamp) == snapshot.get(table, 7) == row(7, 1)
+        assert table.get(7) == row(7, 5)
+        assert snapshot.get(table, 7) == row(7, 1)
+
+
+def test_a_commit_that_is_damaged(client: txnkv.Client, table: txnkv.Table) -> None:
+    """A read of a snapshot before it let the short way answer for the latest, too."""
+    with client.snapshot() as before:
+        table.upsert(row(7, 2))
+        tables = internals.tables(client)
+        (tablet,) = tables.tablets(table.info)
+        section = Section(TABLET, tablet.id, b"", 0, 0, None)
+        tables.memory.lose(section, internals.latest(client), "gone")
+        for _ in range(2):
+            with pytest.raises(txnkv.CorruptionError, match="gone"):
+                table.get(8)
+            assert before.get(table, 8) == row(8, 0)
+        assert short(table, 8) is NotImplemented
+        tables.memory.damaged.clear()
+
+
+def test_large_commits_of_others_are_found_with_their_snapshot(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look said that all up to a snapshot is known before it knew the row sets."""
+    warm(table)
+    log = internals.coordinator(client).log
+    version, applied = log.version, log._applied
+    elsewhere(
+        """
+        with client.transaction() as txn:
+            txn.upsert("t", {"k": -5, "v": 1, "s": "x"})
+            txn.serialize()
+        say()
+        """
+    )
+    meanwhile = []
+
+    def new_epoch() -> None:
+        meanwhile.append((log.version > version, log._applied == applied))
+        real()
+
+    real = commit_log.new_epoch
+    monkeypatch.setattr(commit_log, "new_epoch", new_epoch)
+    assert table.get(-5) == {"k": -5, "v": 1, "s": "x"}
+    assert meanwhile == [(True, True)]
 
 
 def test_row_sets_that_come_and_go(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -112,7 +112,7 @@ class AsyncClient(ClosingWrapper[Client]):
         super().__init__(client, calls)
         self._closed = False
         # Of its own: who waits for the right of way keeps no thread from the one that has it.
-        self._waits = Calls(8)
+        self._waits = Calls(8, may_wait=True)
 
     async def close(self) -> None:
         """Close. Twice is fine."""
@@ -140,7 +140,7 @@ class AsyncClient(ClosingWrapper[Client]):
         deadline: float | None = DEADLINE,
         **options: Any,
     ) -> T:
-        """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
+        """Call `await fn(txn)` and commit; again on whatever is retriable."""
         tries = await self._calls(self.blocking.attempts, options)
         try:
             return await self._run(fn, tries, self.blocking.retries(attempts, deadline))
@@ -152,9 +152,7 @@ class AsyncClient(ClosingWrapper[Client]):
     ) -> T:
         while True:
             if attempts.blocked:
-                await self._waits(attempts.wait)
-            else:
-                attempts.wait()
+                await (self._calls if attempts.ahead else self._waits)(attempts.wait)
             begun = await self._calls(attempts.begin)
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:
@@ -169,6 +167,7 @@ class AsyncClient(ClosingWrapper[Client]):
                 pause = retries.pause(error, retriable=True)
             except TxnkvError as error:
                 pause = retries.pause(error, retriable=error.retriable)
+                attempts.failed(error)
             await asyncio.sleep(pause)
 
 

@@ -35,7 +35,7 @@ from typing import (
 )
 
 from txnkv.errors import ClosedError
-from txnkv.storage import new_lock
+from txnkv.storage import has_others_to_do, new_lock
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
@@ -120,10 +120,16 @@ def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
 
 
 class Calls:
-    """The threads of one client."""
+    """The threads of one client.
 
-    def __init__(self, threads: int = _THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="txnkv-aio")
+    Args:
+        threads: how many.
+        may_wait: calls may wait while others have the right of way.
+    """
+
+    def __init__(self, threads: int = _THREADS, *, may_wait: bool = False) -> None:
+        begin = None if may_wait else has_others_to_do
+        self._pool = ThreadPoolExecutor(threads, initializer=begin, thread_name_prefix="txnkv-aio")
         self._closed = False
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -36,7 +36,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.storage import Turn, caller
+from txnkv.storage import Contender, caller
 from txnkv.tables import Partitioning, Schema
 from txnkv.topics import Hold
 from txnkv.transaction import DEFAULTS, Connection, Retries, Transaction
@@ -245,28 +245,41 @@ class Attempts:
         self._options = DEFAULTS | options
         self._hold = Hold(topics.store, topics.local)
         self._age: Timestamp | None = None
-        self._last: Transaction | None = None
-        self._turn = Turn(connection.instance.store.right_of_way)
+        self._lost = False
+        self._thread: int | None = None
+        self._contender = Contender(connection.instance.store.right_of_way)
+
+    ahead = False  # where it has the right of way, nothing blocks it
 
     @property
     def blocked(self) -> bool:
         """To `wait` takes time, on a thread that others do not need."""
-        return self._turn.blocked
+        return self._contender.blocked
 
-    def wait(self, thread: int | None = None) -> bool:
+    def failed(self, error: TxnkvError) -> None:
+        """The last one failed, and there is to be another."""
+        if isinstance(error, TransactionConflictError):
+            self._lose()
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._contender.lost()
+
+    def wait(self, thread: int | None = None, lost: bool = False) -> bool:
         """Wait for the turn to begin another.
 
         Args:
-            thread: as `Turn.take` has it.
+            thread: as `Contender.take` has it.
+            lost: the last one ended with a conflict, and `failed` was not told.
 
         Returns:
             Whether it has the right of way.
         """
-        last, self._last = self._last, None
-        if last is not None and last.context.local.error == TransactionConflictError.__name__:
-            self._turn.lost()
-        self._turn.wait()
-        return self._turn.take(thread)
+        if lost:
+            self._lose()
+        self._thread = thread
+        self._contender.wait()
+        return self._contender.take(thread)
 
     def begin(self, spare: int | None = None) -> Transaction:
         """The next one.
@@ -274,16 +287,20 @@ class Attempts:
         Args:
             spare: the id to take, as `Transaction.begin` has it.
         """
+        if self._lost:
+            self._lost = False
+            self._connection.instance.coordinator.log.show_others()
+        self._contender.take(self._thread)
         txn = begin_transaction(self._connection, self._options, age_ts=self._age, spare=spare)
         txn.context.hold = self._hold
-        txn.context.on_commit = self._turn.end
-        self._age, self._last = txn.age, txn
+        txn.context.on_commit = self._contender.end
+        self._age = txn.age
         return txn
 
     def close(self) -> None:
         """The run is over. Twice is fine."""
+        self._contender.end()
         self._hold.release()
-        self._turn.end()
 
 
 def run(
@@ -313,4 +330,5 @@ def run(
             pause = retries.pause(error, retriable=True)
         except TxnkvError as error:
             pause = retries.pause(error, retriable=error.retriable)
+            attempts.failed(error)
         time.sleep(pause)

@@ -1,7 +1,7 @@
 """The catalog of tables, and that of topics, as a process remembers them.
 
 status.db has the truth, and a version that goes up with each change. What is remembered is of one
-version; `CommitLog.latest`, which every operation asks, tells which one counts.
+version; `CommitLog.refresh`, which every operation asks, tells which one counts.
 
 What was dropped is removed: its files go when no snapshot reads them, its rows after them.
 """

@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final, Protocol
 
 import apsw
@@ -47,6 +48,7 @@ from txnkv.errors import (
     CorruptionError,
     StorageFullError,
     TxnkvError,
+    UnavailableError,
 )
 from txnkv.metrics import Metrics
 from txnkv.storage import (
@@ -198,6 +200,14 @@ class CommitLog:
         if number != self._current and number not in self._in_flight:
             self._look()
 
+    def show_others(self) -> None:
+        """After a conflict: have the next snapshot see what other processes committed, also where
+        it is not on the disk yet. A group of this process is on its way there.
+        """
+        if not self._in_flight:
+            with suppress(UnavailableError):  # they see to it
+                self._status.sync_what_was_seen()
+
     def tail(self, upto: Timestamp) -> None:
         """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
         if upto > self._applied:
@@ -287,11 +297,12 @@ class CommitLog:
                 commits += 1
             self._count(size, commits)
             self._metrics.tailed_commits.add(commits)
-            self._applied = Timestamp(last)
-        if (version, catalog_version) != (self.version, self.catalog_version):
+        before = self.version, self.catalog_version
+        self.version, self.catalog_version = version, catalog_version
+        if (version, catalog_version) != before:
             new_epoch()
-        self.version = version
-        self.catalog_version = catalog_version
+        # Last: `tail` asks no more, and who reads then finds the row sets of large commits too.
+        self._applied = max(self._applied, Timestamp(last))
         self.raise_floor(floor)
         if flushed > self._flushed:
             self._flushed = Timestamp(flushed)

@@ -23,6 +23,7 @@ from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     NotSupportedError,
+    TransactionConflictError,
     TxnNotFoundError,
     UnavailableError,
 )
@@ -39,7 +40,6 @@ from txnkv.remote.remote_handles import (
 )
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
-from txnkv.remote.wire import LostHandleError
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -286,7 +286,7 @@ class _RemoteAttempts(RemoteHandle):
     def __init__(self, connection: RemoteClient, options: dict[str, Any]) -> None:
         self._connection = connection
         self._options = options
-        self._begun = self._ahead = False
+        self._begun = self._lost = self.ahead = False
         unknown = options.keys() - DEFAULTS.keys()
         if unknown:
             raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
@@ -302,15 +302,20 @@ class _RemoteAttempts(RemoteHandle):
 
     @property
     def blocked(self) -> bool:
-        """To `wait` may take time."""
-        return self._begun and not self._ahead
+        """To `wait` is a request; the first one is not waited for."""
+        return self._begun
+
+    def failed(self, error: Exception) -> None:
+        """The last one failed, and there is to be another."""
+        self._lost = isinstance(error, TransactionConflictError)
 
     def wait(self, thread: int | None = None) -> bool:
-        """Wait for the turn to begin another; the first one does not, for it is no request yet."""
+        """Wait for the turn to begin another."""
         if self._begun:
-            with suppress(LostHandleError, UnavailableError):
-                self._ahead = self._call("wait")
-        return self._ahead
+            self.ahead = False
+            with suppress(UnavailableError):
+                self.ahead = self._call("wait", None, self._lost)
+        return self.ahead
 
     def begin(self) -> Transaction:
         """The next transaction; it begins with the next request."""

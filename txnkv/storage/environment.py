@@ -63,7 +63,7 @@ READ_ID: Final = lmdb.Transaction.id
 
 
 def new_epoch() -> None:
-    """Let nobody use what is remembered of maps, memory and manifests; before they change."""
+    """Let nobody use what is remembered of maps, memory and manifests: they change."""
     EPOCH[0] = next(_EPOCHS)  # no value comes again: a late one spoils nothing
 
 

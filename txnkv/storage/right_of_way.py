@@ -10,11 +10,12 @@ attempt has ended, or until LEASE has passed.
 
 It is a word of the runtime: the monotonic microsecond until which somebody has it, 0 for nobody.
 Nothing rests on it. Two may take it at once, of whom one loses again; who dies with it keeps others
-for LEASE; who begins without a look at it goes on.
+for LEASE; who begins without a look at it goes on; who needs longer than LEASE goes without it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Final
 
@@ -39,16 +40,19 @@ class RightOfWay:
         self.had: tuple[int, int | None] | None = None  # until when, in which thread of this one
 
 
-class Turn:
-    """The attempts of one piece of work."""
+class Contender:
+    """A piece of work that is tried until it wins."""
 
     def __init__(self, way: RightOfWay) -> None:
         self._way = way
         self._conflicts = self._until = 0
+        self._over = False
 
     def lost(self) -> None:
         """The last attempt ended with a conflict."""
         self._conflicts += 1
+        # An attempt that is longer than a lease is not helped, and all others wait.
+        self._over = self._over or 0 < self._until <= clock.monotonic_micros()
 
     @property
     def blocked(self) -> bool:
@@ -61,7 +65,7 @@ class Turn:
 
     def wait(self) -> None:
         """Wait while others have it, LEASE at most."""
-        if self.blocked:
+        if self.blocked and not getattr(_here, "has_others_to_do", False):
             give_up = time.monotonic() + LEASE / 1e6
             with self._way.line:
                 while self.blocked and time.monotonic() < give_up:
@@ -77,14 +81,24 @@ class Turn:
         Returns:
             Whether it is had.
         """
-        if self._conflicts < CONFLICTS or self.blocked:
+        if self._over or self._conflicts < CONFLICTS or self.blocked:
             return False
         self._until = self._way.runtime.way_until = clock.monotonic_micros() + LEASE
         self._way.had = self._until, thread
         return True
 
     def end(self) -> None:
-        """It is done, or given up: let others go on. Again is harmless."""
-        if self._until and self._until == self._way.runtime.way_until:
-            self._way.runtime.way_until = 0
-        self._until = 0
+        """It is done, or given up: let others go on. Again is harmless, and the store may be
+        closed.
+        """
+        self._over = True
+        if self._until:
+            self._way.runtime.end_way(self._until)
+
+
+def has_others_to_do() -> None:
+    """This thread serves many, and one of them may have the right of way: it does not wait."""
+    _here.has_others_to_do = True
+
+
+_here: Final = threading.local()

@@ -217,7 +217,13 @@ class Runtime:
 
     @way_until.setter
     def way_until(self, until: int) -> None:
-        self._attached()[RIGHT_OF_WAY] = until
+        (self._file or self._attach()).store(RIGHT_OF_WAY, until)
+
+    def end_way(self, until: int) -> None:
+        """Nobody has it, if it was had until then."""
+        words, file = self.words, self._file
+        if words is not None and file is not None and words[RIGHT_OF_WAY] == until:
+            file.store(RIGHT_OF_WAY, 0)
 
     # -- slots -------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import Turn, back_off, clock
+from txnkv.storage import Contender, back_off, clock
 from txnkv.tables import Outcome, TableInfo, arrow_input, scan
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.context import TxnContext
@@ -70,21 +70,22 @@ def write_alone(
             which its `ask` tells later.
         What `write` raises; nothing was written then.
     """
-    turn = Turn(instance.store.right_of_way)
+    contender = Contender(instance.store.right_of_way)
     try:
         for attempt in range(1, _ATTEMPTS + 1):
-            turn.wait()
-            turn.take()
+            contender.wait()
+            contender.take()
             try:
                 return _attempt(instance, write)
             except TransactionConflictError as error:
                 if not again or not error.retriable or attempt == _ATTEMPTS:
                     raise
-            turn.lost()
+            contender.lost()
+            instance.coordinator.log.show_others()
             if attempt > AT_ONCE:
                 time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
     finally:
-        turn.end()
+        contender.end()
     raise AssertionError("unreachable")
 
 

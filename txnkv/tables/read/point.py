@@ -230,7 +230,8 @@ def _asked(tables: Tables, tablet: Tablet, view: ReadView, ask: Ask[T]) -> T:
 
         def asked(published: Published, load: core.Load) -> T:
             found = ask(published, load)
-            published.put(tables, tablet, epoch)
+            if tablet.id not in tables.memory.damaged:  # else each snapshot is asked for
+                published.put(tables, tablet, epoch)
             return found
 
         return committed(tablet, state, asked)

@@ -201,6 +201,7 @@ class SmallWrites:
         return self._write(writer, _NATIVE[op], values)
 
     def _is_of_many(self, writer: RowWriter, op: str) -> bool:
+        """Behind the first rows: so many of a kind came one after the other."""
         kind = writer, op
         self._alike = self._alike + 1 if kind == self._kind else 0
         self._kind = kind
