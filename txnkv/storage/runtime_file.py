@@ -2,6 +2,7 @@
 
     0        magic, version, generation, boot, slots used            u64 each, one page
     128      change number                                           a cache line of its own
+    192      commits that are under way, done and synced; 256 the right of way
     4096     1024 process slots of 64 bytes
     69632    65536 heartbeats of 16 bytes
 
