@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def test_words_that_are_not_there(written: Written) -> None:
 def test_an_sqlite_that_loads_no_extensions(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txnkv._native.sqlite_api", 0)
+    monkeypatch.setattr(sys.modules["txnkv._native"], "sqlite_api", 0)  # also under sanitizers
     monkeypatch.setattr(apsw, "compile_options", ("OMIT_LOAD_EXTENSION",))
     with pytest.raises(NotSupportedError, match="install one of its wheels"):
         native_writer(written.connection, written.words)
