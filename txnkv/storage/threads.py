@@ -124,7 +124,11 @@ class _Threads:
 
     def take(self, call: _Call) -> None:
         if self._started <= len(self._calls_open):
-            threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
+            start = threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start
+            if _handlers is None:
+                start()
+            else:  # it waits for the thread in Python, and an interruption of that is another error
+                _handlers.put_off(start, (), {})
             self._started += 1
         self._calls_open.append(None)  # first: broken off here, there is a thread too many
         self._calls.put(call)
