@@ -8,6 +8,7 @@
 
 #include "common/shared.h"
 #include "native/native.h"
+#include "native/published.h"
 
 #define NOTHING UINT64_MAX
 
@@ -325,9 +326,6 @@ PyType_Spec ids_spec = {
 
 /* -- holdings ---------------------------------------------------------------------------------- */
 
-/* Words of `shown`: see published.c. */
-enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, SHOWN_WORDS = 4 };
-
 typedef struct {
     PyObject_HEAD
     PyObject *pins, *ids;
@@ -367,11 +365,11 @@ static PyObject *holding_begin(PyObject *object, PyObject *const *args, Py_ssize
     }
     if (number_of(args[1], &floor) < 0) return NULL;
     if (PyObject_GetBuffer(args[0], &buffer, PyBUF_SIMPLE) < 0) return NULL;
-    const bool fits = buffer.len >= (Py_ssize_t)sizeof shown;
+    const bool fits = buffer.len == sizeof shown;
     if (fits) memcpy(shown, buffer.buf, sizeof shown);
     PyBuffer_Release(&buffer);
     if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "shown has at least four words");
+        PyErr_SetString(PyExc_ValueError, "shown has five words");
         return NULL;
     }
     if (shown[KNOWN] == NOTHING || shown[VISIBLE] < floor) Py_RETURN_FALSE;

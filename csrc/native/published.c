@@ -6,9 +6,6 @@
 
 #include "common/bytes.h"
 
-/* Words of `shown`, which the commit log writes. */
-enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
-
 #define NO_NUMBER UINT64_MAX
 
 struct published {

@@ -29,6 +29,9 @@ typedef enum {
     PUBLISHED_ERROR = 3 /* an error of Python is set */
 } published_status_t;
 
+/* Words of `shown`, which the commit log writes: its docstring tells of them. */
+enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
+
 enum { PUBLISHED_LATEST = 0 }; /* as a snapshot: the latest there is */
 
 /* Appends the bytes of the row with this key to `row`; own NULL: no writes of a transaction. */

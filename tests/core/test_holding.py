@@ -26,7 +26,7 @@ def aimed(words: memoryview) -> PinSet:
 
 def shown(known: int, latest: int, *flight: int) -> memoryview:
     first, second = flight or (NOTHING, NOTHING)
-    found = memoryview(bytearray(32)).cast("Q")
+    found = memoryview(bytearray(40)).cast("Q")
     found[0], found[1], found[2], found[3] = known, latest, first, second
     return found
 
@@ -149,7 +149,7 @@ def test_wrong_arguments_are_refused(words: memoryview) -> None:
     held = Holding(pins, ids)
     with pytest.raises(TypeError, match="begin"):
         held.begin(shown(1, 1), 0)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="four words"):
+    with pytest.raises(ValueError, match="five words"):
         held.begin(memoryview(bytes(8)), 0, None)
     words[CHANGE] = 1
     with pytest.raises(OverflowError):

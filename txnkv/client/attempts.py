@@ -239,6 +239,8 @@ class Attempts:
         options: as `begin_transaction` takes them.
     """
 
+    ahead = False  # where it has the right of way, nothing blocks it
+
     def __init__(self, connection: Connection, options: dict[str, Any]) -> None:
         topics = connection.instance.topics
         self._connection = connection
@@ -248,8 +250,6 @@ class Attempts:
         self._lost = False
         self._thread: int | None = None
         self._contender = Contender(connection.instance.store.right_of_way)
-
-    ahead = False  # where it has the right of way, nothing blocks it
 
     @property
     def blocked(self) -> bool:

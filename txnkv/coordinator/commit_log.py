@@ -112,7 +112,7 @@ class CommitLog:
         lock: held while memory takes commits in; whoever pairs memory with row sets holds it.
         runtime: the store's.
         visible: the latest snapshot as of the last look.
-        shown: five words (csrc/native/published.c): the change number for which memory is complete,
+        shown: five words (csrc/native/published.h): the change number for which memory is complete,
             the latest snapshot, the change numbers while this process's group is written, and up to
             where memory has all, durable or not.
         sleepers: events that are set when a group of commits is durable.

@@ -219,7 +219,9 @@ class WriteQueue(WriteTurn):
         self._refusing = False
 
     def acquire(self, *, wait: bool = True) -> None:
-        """Waits for its turn; as a rule nobody else has it, here or on the machine."""
+        """Waits for its turn. As a rule nobody else has it for long, here or on the machine: it is
+        tried for half a millisecond, ahead of those that queue for it.
+        """
         me = threading.get_ident()
         if self._owner != me and self._lock.acquire(blocking=False):
             descriptor = self._descriptor
