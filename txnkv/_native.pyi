@@ -54,7 +54,7 @@ class MemRowSet:
     def serialize(self) -> bytes: ...
 
 class Published:
-    """What is published of a tablet, for single keys (csrc/native/published.h)."""
+    """What is published of a tablet, for single keys and short ranges (csrc/native/published.h)."""
 
     def __new__(cls, epoch: Any, shown: Any, id_of: Any, /) -> Published: ...
     def put(
@@ -63,6 +63,10 @@ class Published:
     ) -> None: ...  # fmt: skip
     def take_away(self) -> None: ...
     def find(self, key: bytes, snapshot: int, /) -> Any: ...
+    def range(
+        self, table: Table, low: bytes | None, high: bytes | None, most: int, snapshot: int,
+        own: Any, /,
+    ) -> Any: ...  # fmt: skip
 
 class Reader:
     """Rows of a table one by one, read and written (csrc/native/reader.c)."""
@@ -98,13 +102,13 @@ class IdSet:
     def take(self) -> int | None: ...
 
 class Holding:
-    """The snapshot and the id of a transaction, given back once: by `end`, or when it is dropped
-    (csrc/native/holding.c).
+    """A pinned number, a snapshot mostly, and the id of a transaction, given back once: by `end`,
+    or when it is dropped (csrc/native/holding.c).
     """
 
     snapshot: int | None
     txn_id: int | None
-    def __new__(cls, pins: PinSet, ids: IdSet, /) -> Self: ...
+    def __new__(cls, pins: PinSet, ids: IdSet | None = ..., /) -> Self: ...
     def begin(self, shown: memoryview, floor: int, id: int | None, /) -> bool: ...
     def end(self) -> None: ...
     def pin(self, snapshot: int, /) -> None: ...

@@ -1,5 +1,6 @@
-/* What transactions hold while no other process knows of them, a snapshot and an id; and all such
- * numbers of this process, counted, of which the least is told to others.
+/* What readers and transactions hold while no other process knows of them, a snapshot, or a version
+ * of the manifest, and an id; and all such numbers of this process, counted, of which the least is
+ * told to others.
  *
  * Each call is one step under the GIL: no signal, no other thread comes between what is counted and
  * what is told, and a holding that is dropped is given back on the spot. */
@@ -359,7 +360,7 @@ static PyObject *holding_begin(PyObject *object, PyObject *const *args, Py_ssize
     holding_t *self = (holding_t *)object;
     Py_buffer buffer;
     uint64_t floor, shown[SHOWN_WORDS];
-    if (n != 3 || self->has_id || self->has_snapshot) {
+    if (n != 3 || self->ids == NULL || self->has_id || self->has_snapshot) {
         PyErr_SetString(PyExc_TypeError, "begin() takes shown, floor and id, once");
         return NULL;
     }
@@ -399,6 +400,10 @@ static PyObject *holding_pin(PyObject *self, PyObject *snapshot) {
 /* take(id): this id, None: the next one; false: there is none. */
 static PyObject *holding_take(PyObject *object, PyObject *id) {
     holding_t *self = (holding_t *)object;
+    if (self->ids == NULL) {
+        PyErr_SetString(PyExc_TypeError, "this Holding is of a snapshot alone");
+        return NULL;
+    }
     if (id == Py_None) {
         self->has_id = take((ids_t *)self->ids, &self->id);
     } else {
@@ -433,21 +438,21 @@ static bool is_a(PyObject *object, newfunc made_by) {
 }
 
 static PyObject *holding_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *pins, *ids;
+    PyObject *pins, *ids = NULL;
     if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Holding takes no names of arguments");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OO:Holding", &pins, &ids)) return NULL;
-    if (!is_a(pins, pins_new) || !is_a(ids, plain_new)) {
-        PyErr_SetString(PyExc_TypeError, "Holding takes a PinSet and an IdSet");
+    if (!PyArg_ParseTuple(args, "O|O:Holding", &pins, &ids)) return NULL;
+    if (!is_a(pins, pins_new) || (ids != NULL && !is_a(ids, plain_new))) {
+        PyErr_SetString(PyExc_TypeError, "Holding takes a PinSet, and an IdSet for ids");
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     holding_t *made = (holding_t *)alloc(type, 0);
     if (made == NULL) return NULL;
     made->pins = Py_NewRef(pins);
-    made->ids = Py_NewRef(ids);
+    made->ids = Py_XNewRef(ids);
     return (PyObject *)made;
 }
 

@@ -63,32 +63,22 @@ static published_status_t take(row_bytes_t *row, const uint8_t *data, size_t len
 static published_status_t take_from_block(published_t *self, const layer_found_t *found,
                                           row_bytes_t *row) {
     const uint8_t *defaults = (const uint8_t *)PyBytes_AsString(self->defaults);
-    const size_t len = (size_t)PyBytes_Size(self->defaults), before = row->len;
+    const size_t len = (size_t)PyBytes_Size(self->defaults);
     if (self->nested != 0) return PUBLISHED_MISS;
-    int64_t used = layers_row(self->layout, defaults, len, found, row->data + before,
-                              row->cap - before);
+    const size_t room = row->cap - row->len;
+    int64_t used = layers_row(self->layout, defaults, len, found, row->data + row->len, room);
     if (used < 0) return PUBLISHED_MISS;
     uint8_t *at = row_bytes_more(row, (size_t)used);
     if (at == NULL) return PUBLISHED_ERROR;
-    if (at != row->data + before || row->cap == sizeof row->first) return PUBLISHED_FOUND;
+    if ((size_t)used <= room) return PUBLISHED_FOUND;
     used = layers_row(self->layout, defaults, len, found, at, (size_t)used);
     return used < 0 ? PUBLISHED_MISS : PUBLISHED_FOUND;
 }
 
-static published_status_t in_pages(published_t *self, const mem_row_set_t *own,
-                                   const uint8_t *key, size_t key_len, uint64_t snapshot,
-                                   row_bytes_t *row) {
-    layer_found_t found;
-    switch (layers_find(self->layers, own, key, key_len, snapshot, &found)) {
-        case LAYERS_ABSENT: return PUBLISHED_ABSENT;
-        case LAYERS_BLOCK: return take_from_block(self, &found, row);
-        default: return PUBLISHED_MISS; /* a block is to be loaded, or is damaged */
-    }
-}
+/* A look into row sets; with a read of LMDB around it, which ends with its object. */
+typedef published_status_t (*look_t)(published_t *self, void *asked);
 
-/* A look with a read of LMDB around it, which ends with its object. */
-static published_status_t on_disk(published_t *self, const mem_row_set_t *own, const uint8_t *key,
-                                  size_t key_len, uint64_t snapshot, row_bytes_t *row) {
+static published_status_t on_disk(published_t *self, look_t look, void *asked) {
     if (self->begin == NULL) return PUBLISHED_MISS;
     PyObject *txn = PyObject_CallNoArgs(self->begin);
     PyObject *id = txn == NULL ? NULL : PyObject_CallFunctionObjArgs(self->id_of, txn, NULL);
@@ -96,7 +86,7 @@ static published_status_t on_disk(published_t *self, const mem_row_set_t *own, c
     /* The begin may let other threads run, that take away what was published, or move its map. */
     const bool there = self->layers != NULL && self->at == word_of(&self->epoch, 0);
     if (id != NULL && there && PyLong_AsUnsignedLongLong(id) == self->txn_id) {
-        status = in_pages(self, own, key, key_len, snapshot, row);
+        status = look(self, asked);
     }
     if (status == PUBLISHED_MISS) PyErr_Clear();
     Py_XDECREF(id);
@@ -104,20 +94,74 @@ static published_status_t on_disk(published_t *self, const mem_row_set_t *own, c
     return status;
 }
 
+/* The snapshot to look at; 0: the layers are not for it. */
+static uint64_t here(const published_t *self, uint64_t snapshot) {
+    if (self->layers == NULL || self->at != word_of(&self->epoch, 0)) return 0;
+    if (snapshot == PUBLISHED_LATEST) snapshot = latest(self);
+    if (snapshot > word_of(&self->shown, APPLIED) || snapshot < self->floor) return 0;
+    return snapshot;
+}
+
+typedef struct {
+    const mem_row_set_t *own;
+    slice_t key;
+    uint64_t snapshot;
+    row_bytes_t *row;
+} key_asked_t;
+
+static published_status_t look_for_key(published_t *self, void *of) {
+    const key_asked_t *asked = of;
+    layer_found_t found;
+    switch (layers_find(self->layers, asked->own, asked->key.data, asked->key.len,
+                        asked->snapshot, &found)) {
+        case LAYERS_ABSENT: return PUBLISHED_ABSENT;
+        case LAYERS_BLOCK: return take_from_block(self, &found, asked->row);
+        default: return PUBLISHED_MISS; /* a block is to be loaded, or is damaged */
+    }
+}
+
 published_status_t published_find(published_t *self, const mem_row_set_t *own, const uint8_t *key,
                                   size_t key_len, uint64_t snapshot, row_bytes_t *row) {
     layer_found_t found;
-    if (self->layers == NULL || self->at != word_of(&self->epoch, 0)) return PUBLISHED_MISS;
-    if (snapshot == PUBLISHED_LATEST) snapshot = latest(self);
-    if (snapshot == 0 || snapshot > word_of(&self->shown, APPLIED) || snapshot < self->floor) {
-        return PUBLISHED_MISS;
-    }
+    snapshot = here(self, snapshot);
+    if (snapshot == 0) return PUBLISHED_MISS;
     const uint32_t state = layers_find_memory(self->layers, own, key, key_len, snapshot, &found);
     if (state == LAYERS_MEMORY && found.entry->stamp < self->since) return PUBLISHED_MISS;
     if (state != LAYERS_ABSENT) return take(row, found.entry->row, found.entry->row_len);
     if (found.entry != NULL) return PUBLISHED_ABSENT;
     if (layers_meet(self->layers, key, key_len, snapshot) == 0) return PUBLISHED_ABSENT;
-    return on_disk(self, own, key, key_len, snapshot, row);
+    key_asked_t asked = {own, {key, key_len}, snapshot, row};
+    return on_disk(self, look_for_key, &asked);
+}
+
+static published_status_t look_for_range(published_t *self, void *of) {
+    published_range_t *asked = of;
+    layers_range_t *range = asked->range;
+    if (layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
+                     asked->high.len, asked->snapshot, asked->most, range) != LAYERS_RANGE_OK) {
+        return PUBLISHED_MISS; /* there is much of it, a block is to be loaded, or is damaged */
+    }
+    for (uint32_t i = 0; i < range->n; i++) {
+        const layer_found_t *found = range->found + i;
+        published_status_t status;
+        if (found->state == LAYERS_BLOCK) {
+            status = take_from_block(self, found, asked->rows);
+        } else {
+            const bool former = found->state == LAYERS_MEMORY && found->entry->stamp < self->since;
+            if (former) return PUBLISHED_MISS;
+            status = take(asked->rows, found->entry->row, found->entry->row_len);
+        }
+        if (status != PUBLISHED_FOUND) return status;
+        asked->ends[i] = asked->rows->len;
+    }
+    return PUBLISHED_FOUND;
+}
+
+published_status_t published_range(published_t *self, published_range_t *asked) {
+    asked->snapshot = here(self, asked->snapshot);
+    if (asked->snapshot == 0) return PUBLISHED_MISS;
+    if (self->layers->steps_n == 0) return look_for_range(self, asked);
+    return on_disk(self, look_for_range, asked);
 }
 
 /* -- the type ----------------------------------------------------------------------------- */
@@ -247,10 +291,75 @@ static PyObject *published_find_row(PyObject *object, PyObject *const *args, Py_
     return made;
 }
 
+/* The dicts of rows, which may run code of Python: nothing of what is published is used. */
+static PyObject *dicts_of(row_table_t *table, const published_range_t *asked) {
+    const layers_range_t *range = asked->range;
+    PyObject *made = PyList_New((Py_ssize_t)range->n);
+    size_t at = 0;
+    for (uint32_t i = 0; made != NULL && i < range->n; i++) {
+        PyObject *row = row_table_dict(table, range->keys + range->ends[i],
+                                       range->ends[i + 1] - range->ends[i], asked->rows->data + at,
+                                       asked->ends[i] - at);
+        if (row == NULL || PyList_SetItem(made, (Py_ssize_t)i, row) < 0) Py_CLEAR(made);
+        at = asked->ends[i];
+    }
+    return made;
+}
+
+static PyObject *range_of(published_t *self, row_table_t *table, published_range_t *asked) {
+    row_bytes_t rows;
+    row_bytes_init(&rows);
+    asked->rows = &rows;
+    asked->range = PyMem_Malloc(sizeof *asked->range);
+    asked->ends = PyMem_Malloc(LAYERS_FEW * sizeof *asked->ends);
+    PyObject *made = NULL;
+    if (asked->range == NULL || asked->ends == NULL) {
+        PyErr_NoMemory();
+    } else {
+        switch (published_range(self, asked)) {
+            case PUBLISHED_FOUND: made = dicts_of(table, asked); break;
+            case PUBLISHED_ERROR: break;
+            default: made = Py_NewRef(Py_NotImplemented);
+        }
+    }
+    PyMem_Free(asked->ends);
+    PyMem_Free(asked->range);
+    row_bytes_free(&rows);
+    return made;
+}
+
+static int bound_of(PyObject *given, slice_t *out) {
+    char *data;
+    Py_ssize_t len;
+    *out = (slice_t){NULL, 0};
+    if (given == Py_None) return 0;
+    if (PyBytes_AsStringAndSize(given, &data, &len) < 0) return -1;
+    *out = (slice_t){(const uint8_t *)data, (size_t)len};
+    return 0;
+}
+
+/* range(table, low, high, most, snapshot, own): the first rows with low <= key < high (None: no
+ * bound) as dicts, ascending; NotImplemented for a miss, or where they are many. */
+static PyObject *published_range_rows(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    published_range_t asked = {.own = NULL};
+    if (n != 6 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {
+        PyErr_SetString(PyExc_TypeError, "range() takes table, low, high, most, snapshot, own");
+        return NULL;
+    }
+    if (bound_of(args[1], &asked.low) < 0 || bound_of(args[2], &asked.high) < 0) return NULL;
+    const unsigned long most = PyLong_AsUnsignedLong(args[3]);
+    asked.snapshot = PyLong_AsUnsignedLongLong(args[4]);
+    if (PyErr_Occurred() != NULL) return NULL;
+    asked.most = most < LAYERS_FEW ? (uint32_t)most : LAYERS_FEW;
+    if (args[5] != Py_None && (asked.own = mem_set_of(args[5])) == NULL) return NULL;
+    return range_of((published_t *)object, (row_table_t *)args[0], &asked);
+}
+
 static PyMethodDef methods[] = {
     {"put", published_put, METH_VARARGS, NULL},
     {"take_away", published_take_away, METH_NOARGS, NULL},
     {"find", (PyCFunction)(void (*)(void))published_find_row, METH_FASTCALL, NULL},
+    {"range", (PyCFunction)(void (*)(void))published_range_rows, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -244,11 +244,11 @@ def test_a_row_that_a_snapshot_may_need_is_kept(world: Any, now: Any) -> None:
     txn_id = world.begin(1)
     before = world.latest()
     _end(world, txn_id)
-    world.store.runtime.pin_snapshot(before)
+    pin = world.store.runtime.hold_snapshot(before)
     now.forward(5000)
     world.round()
     assert world.state(txn_id) is COMMITTED
-    world.store.runtime.unpin(before)
+    pin.end()
     world.round()
     with world.store.status.read() as cur:
         assert status_table.find(cur, txn_id) is None

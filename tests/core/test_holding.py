@@ -144,8 +144,13 @@ def test_what_is_to_be_looked_for_holds_nothing(
 def test_wrong_arguments_are_refused(words: memoryview) -> None:
     pins, ids = aimed(words), IdSet()
     for given in ((ids, pins), (pins, None)):
-        with pytest.raises(TypeError, match="a PinSet and an IdSet"):
+        with pytest.raises(TypeError, match="a PinSet, and an IdSet"):
             Holding(*given)  # type: ignore[arg-type]
+    alone = Holding(pins)
+    with pytest.raises(TypeError, match="of a snapshot alone"):
+        alone.take(None)
+    with pytest.raises(TypeError, match="begin"):
+        alone.begin(shown(1, 1), 0, None)
     held = Holding(pins, ids)
     with pytest.raises(TypeError, match="begin"):
         held.begin(shown(1, 1), 0)  # type: ignore[call-arg]

@@ -145,19 +145,20 @@ def test_parent_keeps_its_slot_and_the_child_takes_another(store: Store, in_chil
     assert in_child(check) == 0  # the child's end did not drop the parent's lock
 
 
-def test_child_has_no_pins_and_may_unpin_inherited_ones(store: Store, in_child: InChild) -> None:
-    store.runtime.pin_snapshot(7)
+def test_child_has_no_pins_and_may_end_inherited_ones(store: Store, in_child: InChild) -> None:
+    pin = store.runtime.hold_snapshot(7)
 
     def check() -> None:
         assert store.runtime.least_pin() == 7  # the parent's
-        store.runtime.unpin(7)
+        pin.end()
         assert store.runtime.least_pin() == 7
-        store.runtime.pin_snapshot(3)
-        assert store.runtime.least_pin() == 3
+        own = store.runtime.hold_snapshot(3)
+        assert store.runtime.least_pin() == own.snapshot == 3
 
     assert in_child(check) == 0
     assert store.runtime.least_pin() == 7  # the child's went with it
-    store.runtime.unpin(7)
+    pin.end()
+    assert store.runtime.least_pin() is None
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -168,14 +169,14 @@ def test_what_a_child_drops_the_parent_goes_on_to_hold(
     runtime.require_slot()
     held = [Holding(runtime.snapshots, IdSet())]
     held[0].pin(7)
-    runtime.pin_snapshot(9)
+    other = runtime.hold_snapshot(9)
 
     with GATE.use() if inside else nullcontext():  # inside of it the child may not use the store
         assert in_child(held.clear) == 0
     assert (len(held), runtime.least_pin()) == (1, 7)
     held.clear()
     assert runtime.least_pin() == 9
-    runtime.unpin(9)
+    other.end()
 
 
 def test_child_tells_and_hears_of_changes(store: Store, in_child: InChild) -> None:
@@ -390,7 +391,7 @@ def test_member_that_cannot_close_makes_the_child_refuse(store: Store, python) -
     store.status._readers.close = None
     pid = os.fork()
     if pid == 0:
-        try: store.runtime.pin_snapshot(1)
+        try: store.runtime.hold_snapshot(1)
         except RuntimeError as error: say("refused", "could not close" in str(error))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0

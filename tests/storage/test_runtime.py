@@ -133,7 +133,7 @@ def test_closed_runtime_says_so(folder: Path) -> None:
         with pytest.raises(ClosedError):
             use()
     with pytest.raises(ClosedError):
-        runtime.pin_snapshot(1)
+        runtime.hold_snapshot(1)
 
 
 def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +145,8 @@ def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
         Runtime.open(folder)
     runtime = Runtime.open(folder, read_only=True)
     assert runtime.change_number() is None  # look: nobody tells
-    runtime.pin_snapshot(5)
-    assert runtime.least_pin() == 5
+    pin = runtime.hold_snapshot(5)
+    assert runtime.least_pin() == pin.snapshot == 5
     assert runtime.slot_alive(runtime.slot)
     assert runtime.is_current()
     runtime.close()
@@ -243,55 +243,55 @@ def test_slot_outside_of_the_table(runtime: Runtime, slot: int) -> None:
 
 def test_least_pin_is_over_all_live_processes(runtime: Runtime, folder: Path, python) -> None:
     assert runtime.least_pin() is None
-    runtime.pin_snapshot(50)
-    other = python(OPEN + "runtime.pin_snapshot(20); say(runtime.least_pin()); wait()", folder)
+    pin = runtime.hold_snapshot(50)
+    other = python(
+        OPEN + "pin = runtime.hold_snapshot(20); say(runtime.least_pin()); wait()", folder
+    )
     assert other.line() == "20"
     assert runtime.least_pin() == 20
     other.kill()
-    assert runtime.least_pin() == 50
+    assert runtime.least_pin() == pin.snapshot == 50
 
 
 def test_pins_are_counted(runtime: Runtime) -> None:
-    for timestamp in (30, 20, 20, 40):
-        runtime.pin_snapshot(timestamp)
-    for timestamp, least in ((20, 20), (20, 30), (30, 40), (40, None)):
-        runtime.unpin(timestamp)
+    pins = [runtime.hold_snapshot(timestamp) for timestamp in (30, 20, 20, 40)]
+    for i, least in ((1, 20), (2, 30), (0, 40), (3, None)):
+        pins[i].end()
+        pins[i].end()  # twice is fine
         assert runtime.least_pin() == least
 
 
-def test_unpin_of_what_is_not_pinned(runtime: Runtime) -> None:
-    runtime.pin_snapshot(1)
-    with pytest.raises(ValueError, match="not pinned"):
-        runtime.unpin(2)
-    assert runtime.least_pin() == 1
+def test_pin_that_is_dropped_is_given_back(runtime: Runtime) -> None:
+    pins = [runtime.hold_snapshot(1), runtime.hold_snapshot(2)]
+    del pins[0]
+    assert runtime.least_pin() == 2
 
 
 def test_manifest_pins_are_apart(runtime: Runtime) -> None:
-    runtime.pin_manifest(3)
+    pin = runtime.hold_manifest(3)
     assert runtime.least_pin() is None
     assert runtime.least_manifest_pin() == 3
-    runtime.unpin_manifest(3)
+    pin.end()
     assert runtime.least_manifest_pin() is None
 
 
 @pytest.mark.parametrize("timestamp", [-1, 2**64 - 1, 2**64])
 def test_pin_that_fits_no_word(runtime: Runtime, timestamp: int) -> None:
     with pytest.raises(ValueError, match="cannot pin"):
-        runtime.pin_snapshot(timestamp)
+        runtime.hold_snapshot(timestamp)
     assert runtime.least_pin() is None
 
 
 def test_pins_from_many_threads(runtime: Runtime) -> None:
     def pin(first: int) -> None:
-        for timestamp in range(first, first + 200):
-            runtime.pin_snapshot(timestamp)
-        for timestamp in range(first, first + 200):
-            runtime.unpin(timestamp)
+        pins = [runtime.hold_snapshot(timestamp) for timestamp in range(first, first + 200)]
+        for one in pins:
+            one.end()
 
-    runtime.pin_snapshot(10**6)
+    kept = runtime.hold_snapshot(10**6)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(pin, range(0, 400, 100)))
-    assert runtime.least_pin() == 10**6
+    assert runtime.least_pin() == kept.snapshot == 10**6
 
 
 # -- heartbeats ------------------------------------------------------------------------
@@ -329,12 +329,12 @@ def test_heartbeat_outside_of_the_table(runtime: Runtime, index: int) -> None:
 
 
 def test_tables_do_not_overlap(runtime: Runtime) -> None:
-    runtime.pin_snapshot(1)
+    pin = runtime.hold_snapshot(1)
     generation, change = runtime.generation, runtime.change_number()
     for index in (0, Runtime.HEARTBEATS - 1):
         runtime.heartbeat_register(index, 2**64 - 1, 2**64 - 1)
     assert (runtime.generation, runtime.change_number()) == (generation, change)
-    assert runtime.least_pin() == 1
+    assert runtime.least_pin() == pin.snapshot == 1
     assert runtime.slot_owner(Runtime.SLOTS - 1) == 0
 
 

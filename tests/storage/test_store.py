@@ -25,7 +25,7 @@ def test_one_store_a_process_by_real_path(store: Store, tmp_path: Path) -> None:
     assert again is store
     again.close()
     assert not store.closed
-    store.runtime.pin_snapshot(1)
+    assert store.runtime.hold_snapshot(1).snapshot == 1
 
 
 def test_last_close_closes_all_parts(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_last_close_closes_all_parts(tmp_path: Path) -> None:
         lambda: store.environments,
         lambda: status.read().__enter__(),
         lambda: status.write().__enter__(),
-        lambda: runtime.pin_snapshot(1),
+        lambda: runtime.hold_snapshot(1),
         lambda: environments.get("tablets/1"),
         lambda: environment.read().__enter__(),
     ]
@@ -133,7 +133,7 @@ def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> N
                 say(cursor.execute("SELECT id FROM t").fetchall())
             env = store.environments.get("tablets/1")
             with env.read() as txn: say(bytes(txn.get(b"k", db=env.db(b"blocks"))).decode())
-            store.runtime.pin_snapshot(4)
+            pin = store.runtime.hold_snapshot(4)
             say(store.status.change_number(), store.runtime.least_pin())
     finally:
         run("umount", "-l", path)

@@ -310,13 +310,13 @@ def test_replaced_row_sets_stay_while_somebody_reads_them(
         engine.flush()
     before = infos(client)
     version = engine.log.version
-    engine.store.runtime.pin_manifest(version)
+    pin = engine.store.runtime.hold_manifest(version)
     client.compact()
     assert client.stats()["retired_row_sets"] == 3
     row_set = tablet_of(client).row_set(before[0])
     with tablet_of(client).read() as pages:
         assert row_set.block(pages, 1, 0, again=True)
-    engine.store.runtime.unpin_manifest(version)
+    pin.end()
     assert history.collect(engine) == 3
     assert client.stats()["retired_row_sets"] == 0
     with tablet_of(client).read() as pages, pytest.raises(RowSetRetired):
@@ -413,12 +413,13 @@ def test_a_pin_below_the_floor_is_refused_and_taken_back(
     model.commit()
     history.floor(engine)
     with pytest.raises(txnkv.HistoryExpiredError):
-        history.pin(engine.coordinator, model.states[0][0])
+        history.hold_at(engine.coordinator, model.states[0][0])
     assert engine.store.runtime.least_pin() is None
     assert client.metrics()["history_expired"] == 1
-    latest = history.pin_latest(engine.coordinator)
+    latest, pin = history.hold_latest(engine.coordinator)
     assert engine.store.runtime.least_pin() == latest == model.states[1][0]
-    engine.store.runtime.unpin(latest)
+    pin.end()
+    assert engine.store.runtime.least_pin() is None
 
 
 # -- what is worth it ------------------------------------------------------------------

@@ -7,6 +7,7 @@ dict; that it went the short way is seen by its plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ def row(key: tuple[int, str], v: int) -> dict[str, Any]:
     return {"w": key[0], "d": key[1], "v": v, "l": [v, -v] if v % 2 else None}
 
 
+def rows_of(scan: Scan, short: bool = True) -> list[dict[str, Any]]:
+    """The rows as dicts; `short`: without a plan."""
+    rows = list(scan)
+    assert scan._bound is None or not short
+    assert scan.to_arrow().to_pylist() == rows == list(scan)
+    return rows
+
+
 def is_short(scan: Scan) -> bool:
     return all(isinstance(part, ShortPart) for part in scan._planned().parts)
 
@@ -35,23 +44,29 @@ def is_short(scan: Scan) -> bool:
 def same(reader: Any, table: txnkv.Table, rows: Rows, short: bool) -> None:
     """Prefixes, ranges and limits, of the whole table too."""
     keys = sorted(rows)
+    alone = short and isinstance(reader, txnkv.Snapshot)
     for w in range(-1, 6):
         wanted = [row(key, rows[key]) for key in keys if key[0] == w]
+        assert rows_of(reader.scan(table, where=[("w", "=", w)], ordered=True), alone) == wanted
         scan = reader.scan(table, where=[("w", "=", w)], ordered=True)
         assert scan.to_arrow().to_pylist() == wanted
         assert is_short(scan) or not short
         where = [("w", "=", w), ("d", ">=", "k3"), ("d", "<", "k7")]
         inside = [each for each in wanted if "k3" <= each["d"] < "k7"]
         scan = reader.scan(table, columns=["v", "d"], where=where, ordered=True)
-        assert list(scan) == [{"v": each["v"], "d": each["d"]} for each in inside]
+        assert rows_of(scan, alone) == [{"v": each["v"], "d": each["d"]} for each in inside]
         odd = reader.scan(table, where=[*where, ("v", ">", 10)], ordered=True, limit=2)
-        assert list(odd) == [each for each in inside if each["v"] > 10][:2]
+        assert rows_of(odd, alone) == [each for each in inside if each["v"] > 10][:2]
+        some = reader.scan(table, where=[("w", "in", [5, w, 1])], ordered=True)
+        assert rows_of(some, alone) == [row(key, rows[key]) for key in keys if key[0] in (5, w, 1)]
         for limit in (0, 1, 3, 500):
             where = [("w", ">=", w)]
             scan = reader.scan(table, where=where, ordered=True, limit=limit)
             wanted = [row(key, rows[key]) for key in keys if key[0] >= w][:limit]
             assert scan.to_arrow().to_pylist() == wanted
             assert is_short(scan)
+            again = reader.scan(table, where=where, ordered=True, limit=limit)
+            assert rows_of(again, alone) == wanted
             some = list(reader.scan(table, where=where, limit=limit))
             assert len(some) == len(wanted)
             assert all(each["w"] >= w and each in map(row, rows, rows.values()) for each in some)
@@ -139,20 +154,22 @@ def test_many_rows_are_scanned_as_ever(client: txnkv.Client) -> None:
         assert scan.to_arrow().column("v").to_pylist() == list(range(5500, 6000))[:limit]
 
 
-def test_a_scan_that_was_read_stays_as_it_was(client: txnkv.Client) -> None:
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_scan_that_was_read_stays_as_it_was(client: txnkv.Client, by_rows: bool) -> None:
     """It is repeatable, and hands on tokens that are all of it."""
     table = client.create_table("t", SCHEMA)
     for n in range(5):
         table.insert(row((1, str(n)), n))
     scan = table.scan(where=[("w", "=", 1)], ordered=True)
-    wanted = scan.to_arrow()
+    wanted = list(scan) if by_rows else scan.to_arrow().to_pylist()
     table.delete((1, "2"))
     internals.flush(client)
     internals.compact(client)
-    assert scan.to_arrow() == wanted
+    assert list(scan) == wanted
+    assert scan.to_arrow().to_pylist() == wanted
     tokens = scan.tokens(rows=2)
     found = [each for token in tokens for each in token.open(client)]
-    assert found == wanted.to_pylist()
+    assert found == wanted
     limited = table.scan(where=[("w", "=", 1)], limit=2, ordered=True)
     assert [each["d"] for each in limited] == ["0", "1"]
     assert [each["d"] for each in limited.tokens()[0].open(client)] == ["0", "1"]
@@ -167,3 +184,67 @@ def test_a_serializable_transaction_is_told_of_changes_in_its_range(client: txnk
     txn.upsert(table, row((2, "c"), 1))
     with pytest.raises(txnkv.TransactionConflictError):
         txn.commit()
+
+
+def test_rows_that_are_given_are_the_callers(client: txnkv.Client) -> None:
+    table = client.create_table("t", SCHEMA)
+    table.insert(row((1, "b"), 1))
+    scan = table.scan(where=[("w", "=", 1)])
+    for each in scan:
+        each["l"].append(5)
+        del each["v"]
+    assert list(scan) == [row((1, "b"), 1)]
+
+
+def test_a_transactions_scan_goes_on_to_see_what_it_first_saw(client: txnkv.Client) -> None:
+    """Rows that it writes later are in no scan that was read, whichever way it is read again."""
+    table = client.create_table("t", SCHEMA)
+    table.insert(row((1, "b"), 1))
+    with client.transaction() as txn:
+        scan = txn.scan(table, where=[("w", "=", 1)])
+        assert rows_of(scan) == [row((1, "b"), 1)]
+        other = txn.scan(table, where=[("w", "=", 1)])
+        assert list(other) == [row((1, "b"), 1)]
+        txn.insert(table, row((1, "c"), 2))
+        for each in (scan, other):
+            assert list(each) == each.to_arrow().to_pylist() == [row((1, "b"), 1)]
+        assert len(list(txn.scan(table, where=[("w", "=", 1)]))) == 2
+
+
+def test_rows_read_keep_their_snapshot(connect: Callable[..., txnkv.Client]) -> None:
+    """A scan that was read by rows keeps its history; one that is closed, or gone, does not."""
+    client = connect(history=0)
+    runtime = internals.tables(client).store.runtime
+    table = client.create_table("t", SCHEMA)
+    table.insert(row((1, "b"), 1))
+    scan = table.scan(where=[("w", "=", 1)])
+    assert list(scan) == [row((1, "b"), 1)]
+    seen = scan.snapshot
+    assert scan._bound is None
+    for v in (2, 3):
+        table.upsert(row((1, "b"), v))
+        internals.compact(client)
+    assert runtime.least_pin() == seen
+    assert list(scan) == scan.to_arrow().to_pylist() == [row((1, "b"), 1)]
+    scan.close()
+    assert runtime.least_pin() is None
+    assert list(scan) == [row((1, "b"), 3)]
+    del scan
+    assert runtime.least_pin() is None
+    internals.compact(client)
+    with pytest.raises(txnkv.HistoryExpiredError):
+        list(table.scan(where=[("w", "=", 1)], snapshot=seen))
+
+
+def test_what_a_scan_of_few_rows_says_of_itself(client: txnkv.Client) -> None:
+    table = client.create_table("t", SCHEMA)
+    table.insert(row((1, "b"), 1))
+    scan = table.scan(where=[("w", "=", 1)])
+    table.alter(add={"n": txnkv.Column("int8", default=7)})
+    assert "not read yet" in repr(scan)
+    assert list(scan) == [row((1, "b"), 1) | {"n": 7}]
+    assert scan.schema.names == ["w", "d", "v", "l", "n"]
+    assert repr(scan).endswith(f"at {int(scan.snapshot)}>")
+    client.close()
+    with pytest.raises(txnkv.ClosedError):
+        list(scan)

@@ -179,11 +179,11 @@ def check_store(
     with status.read() as cur:
         version = one(cur, "SELECT manifest_version FROM clock")[0]
     # Before the row sets are listed, so that none of them is collected under our eyes.
-    runtime.pin_manifest(version)
+    pin = runtime.hold_manifest(version)
     try:
         _check(instance, report, progress)
     finally:
-        runtime.unpin_manifest(version)
+        pin.end()
     return report
 
 
@@ -256,11 +256,11 @@ def _indexes(instance: Instance, name: str) -> Iterator[str]:
     table = engine.find(name)
     if table is None or not table.schema.indexes:
         return
-    snapshot = history.pin_latest(coordinator)
+    snapshot, pin = history.hold_latest(coordinator)
     try:
         yield from check_indexes(engine, table, snapshot)
     finally:
-        instance.store.runtime.unpin(snapshot)
+        pin.end()
 
 
 def _check_held(cur: Any, report: CheckReport) -> None:

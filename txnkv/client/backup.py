@@ -190,21 +190,19 @@ def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store_
 
 def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
     runtime = instance.store.runtime
-    snapshot = history.pin_latest(instance.coordinator)
+    _, held = history.hold_latest(instance.coordinator)
+    with instance.store.status.read() as cur:
+        (version,) = one(cur, "SELECT manifest_version FROM clock")
+    pins = held, runtime.hold_manifest(version)
     try:
-        with instance.store.status.read() as cur:
-            (version,) = one(cur, "SELECT manifest_version FROM clock")
-        runtime.pin_manifest(version)
-        try:
-            plan = _copy_logs(instance, backup)
-            for id, infos in plan.row_sets.items():
-                tablet = instance.engine.tablet(id)
-                assert tablet is not None, f"the table of tablet {id} is purged under a snapshot"
-                back_up_tablet(tablet, infos, plan.timestamp, backup)
-        finally:
-            runtime.unpin_manifest(version)
+        plan = _copy_logs(instance, backup)
+        for id, infos in plan.row_sets.items():
+            tablet = instance.engine.tablet(id)
+            assert tablet is not None, f"the table of tablet {id} is purged under a snapshot"
+            back_up_tablet(tablet, infos, plan.timestamp, backup)
     finally:
-        runtime.unpin(snapshot)
+        for pin in pins:
+            pin.end()
     return plan.timestamp
 
 

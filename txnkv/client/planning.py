@@ -105,11 +105,11 @@ class Planning(Handle):
     def latest(self) -> Snapshot:
         """Return the latest snapshot, which keeps its history."""
         instance = self._client.instance
-        at = history.pin_latest(instance.coordinator)
+        at, pin = history.hold_latest(instance.coordinator)
         try:
             return self._client.snapshot(at)
         finally:
-            instance.store.runtime.unpin(at)
+            pin.end()
 
     def timestamp_of(self, at: At) -> Timestamp:
         """Return the timestamp that `at` names; the latest snapshot for None.

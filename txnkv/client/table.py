@@ -14,7 +14,7 @@ from txnkv.client.indexes import Index
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
-from txnkv.storage import WhenDropped, new_lock, shielded
+from txnkv.storage import new_lock, shielded
 from txnkv.tables import (
     OP,
     TOKEN_ROWS,
@@ -48,7 +48,6 @@ from txnkv.transaction import (
     Transaction,
     TxnContext,
     WriteResult,
-    unpin,
     write_alone,
 )
 
@@ -71,9 +70,7 @@ class Snapshot(Closing):
     def __init__(self, connection: Connection, timestamp: Timestamp) -> None:
         self._connection = connection
         self._timestamp = timestamp
-        runtime = connection.instance.store.runtime
-        history.pin(connection.instance.coordinator, timestamp)
-        self._unpin = WhenDropped(self, unpin, runtime, timestamp)
+        self._held = history.hold_at(connection.instance.coordinator, timestamp)
 
     @property
     def timestamp(self) -> Timestamp:
@@ -111,7 +108,7 @@ class Snapshot(Closing):
         return Table(self._connection, self._connection.table_info(table))
 
     def __repr__(self) -> str:
-        closed = "" if self._unpin.alive else ", closed"
+        closed = ", closed" if self._held.snapshot is None else ""
         at = f"{int(self._timestamp)}, {self._timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC,"
         return f"<Snapshot {at} of {self._connection.path!r}{closed}>"
 
@@ -125,13 +122,13 @@ class Snapshot(Closing):
         Raises:
             ClosedError: it was closed.
         """
-        if not self._unpin.alive:
+        if self._held.snapshot is None:
             raise ClosedError(f"snapshot {int(self._timestamp)} was closed; take a new one")
 
     @shielded
     def close(self) -> None:
         """Give the snapshot up. Twice is fine."""
-        self._unpin()
+        self._held.end()
 
 
 class Table(Closing):

@@ -17,7 +17,7 @@ is durable. Three counts tell: commits begun, commits done, and commits known to
     reader    sees PENDING != SYNCED after it has read: syncs by itself before it uses what it saw
 
 A process slot is held with a lock (`slots`) and says what the process pins; heartbeats are
-words that a transaction's owner writes and a checker reads. PinSet are published before anything
+words that a transaction's owner writes and a checker reads. Pins are published before anything
 relies on them: a caller pins, then checks that what it pinned was not already given up.
 """
 
@@ -28,7 +28,7 @@ import os
 import weakref
 from pathlib import Path
 
-from txnkv.core import PinSet, SharedWords
+from txnkv.core import Holding, PinSet, SharedWords
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
 from txnkv.storage.fork import GATE
@@ -268,29 +268,13 @@ class Runtime:
 
     # -- pins --------------------------------------------------------------------------
 
-    def pin_snapshot(self, timestamp: int) -> None:
-        """Publishes that this process reads at a timestamp. Counted: unpin as often."""
-        self._pin(self.snapshots, timestamp)
+    def hold_snapshot(self, timestamp: int) -> Holding:
+        """Publish that this process reads at a timestamp, until the holding is ended or dropped."""
+        return self._hold(self.snapshots, timestamp)
 
-    def unpin(self, timestamp: int) -> None:
-        """Takes one pin of a snapshot back.
-
-        Raises:
-            ValueError: it is not pinned here.
-        """
-        self._unpin(self.snapshots, timestamp)
-
-    def pin_manifest(self, version: int) -> None:
-        """Publishes that this process reads by a manifest version. Counted: unpin as often."""
-        self._pin(self.manifests, version)
-
-    def unpin_manifest(self, version: int) -> None:
-        """Takes one pin of a manifest version back.
-
-        Raises:
-            ValueError: it is not pinned here.
-        """
-        self._unpin(self.manifests, version)
+    def hold_manifest(self, version: int) -> Holding:
+        """Publish that this process reads by a manifest version; as `hold_snapshot`."""
+        return self._hold(self.manifests, version)
 
     def least_pin(self) -> int | None:
         """The least snapshot that a live process pins; None when none does."""
@@ -302,19 +286,14 @@ class Runtime:
 
     # No fork gate: a fork leaves the mapping and the slot alone.
 
-    def _pin(self, pins: PinSet, value: int) -> None:
+    def _hold(self, pins: PinSet, value: int) -> Holding:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         if self._slot is None:
             self.require_slot()
-        pins.pin(value)
-
-    def _unpin(self, pins: PinSet, value: int) -> None:
-        if self._file is None:
-            self._attach()
-        # Where it was inherited, the parent holds it.
-        if not pins.unpin(value) and not self._forked:
-            raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
+        made = Holding(pins)
+        made.pin(value)
+        return made
 
     def _least(self, field: int) -> int | None:
         words = self._attached()

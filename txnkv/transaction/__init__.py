@@ -37,6 +37,6 @@ from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values
 from txnkv.transaction.session import FlushMode, Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, WriteResult
-from txnkv.transaction.table_scan import Scan, ScanToken, unpin
+from txnkv.transaction.table_scan import Scan, ScanToken
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction

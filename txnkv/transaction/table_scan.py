@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError
-from txnkv.storage import Runtime, new_lock, shielded, shielded_steps
+from txnkv.core import Holding
+from txnkv.errors import HistoryExpiredError
+from txnkv.storage import brief, new_lock, shielded, shielded_steps
 from txnkv.tables import (
     TOKEN_ROWS,
+    Piece,
     Plan,
     ReadView,
     Request,
     TableInfo,
     TokenParts,
+    lookup,
     scan,
     scan_tokens,
 )
@@ -59,7 +61,7 @@ class ScanToken:
             return made
         engine = client.instance.engine
         asked, view, pieces = scan_tokens.reopen(engine, self.parts)
-        found = Scan(client, asked, lambda: (asked, view, scan.plan(engine, asked, view, pieces)))
+        found = Scan(client, asked, lambda: view, pieces=pieces)
         found._planned()  # pinned from here on
         return found
 
@@ -68,6 +70,14 @@ class Scan(Closing):
     """Rows of one table. Lazy, repeatable, pinned to a snapshot at its first read.
 
     Belongs to one thread at a time.
+
+    Args:
+        connection: to the store.
+        asked: what to read.
+        view: gives what it sees, at the first read.
+        share: called before tokens are cut; makes a transaction's own writes readable for other
+            processes, and answers the view that has them.
+        pieces: of the table, where it is not all of it.
     """
 
     _elsewhere = "hand on scan.tokens() and open them there"
@@ -76,12 +86,14 @@ class Scan(Closing):
         self,
         connection: Connection,
         asked: Request,
-        bind: Callable[[], tuple[Request, ReadView, Plan]],
+        view: Callable[[], ReadView],
+        share: Callable[[], ReadView] | None = None,
+        pieces: Sequence[Piece] | None = None,
     ) -> None:
         self._connection = connection
         self._asked = asked
-        self._bind = bind
-        self._share: Callable[[], ReadView] | None = None
+        self._view, self._share, self._pieces = view, share, pieces
+        self._seen: tuple[ReadView, Holding] | None = None  # of a first read without a plan
         self._bound: tuple[ReadView, Plan] | None = None
         self._lock = new_lock()
 
@@ -97,23 +109,13 @@ class Scan(Closing):
         limit: int | None,
         share: Callable[[], ReadView] | None = None,
     ) -> Scan:
-        """A scan of what `view` gives at the first read.
-
-        Args:
-            share: called before tokens are cut; makes a transaction's own writes readable for
-                other processes, and answers the view that has them.
+        """A scan with checked arguments.
 
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
         """
         asked = scan.request(table, columns, where, ordered, limit)
-
-        def bind() -> tuple[Request, ReadView, Plan]:
-            return scan.bound(connection.instance.engine, asked, view)
-
-        made = cls(connection, asked, bind)
-        made._share = share
-        return made
+        return cls(connection, asked, view, share)
 
     @property
     def schema(self) -> pa.Schema:
@@ -121,7 +123,7 @@ class Scan(Closing):
         return self._asked.schema
 
     def __repr__(self) -> str:
-        asked, bound = self._asked, self._bound
+        asked, bound = self._asked, self._bound or self._seen
         at = "not read yet" if bound is None else f"at {int(bound[0].snapshot)}"
         return f"<Scan of {asked.table.name!r}, columns {', '.join(asked.columns)}, {at}>"
 
@@ -133,7 +135,7 @@ class Scan(Closing):
     def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
         self._connection.require_open()
-        return self._both()[0].snapshot
+        return (self._seen or self._both())[0].snapshot
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
@@ -160,8 +162,14 @@ class Scan(Closing):
         return polars.from_arrow(self.to_arrow())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._pieces is None and self._bound is None:
+            self._connection.require_open()
+            rows = self._few(self._view() if self._seen is None else self._seen[0])
+            if rows is not None:
+                yield from rows
+                return
         for batch in self.to_batches():
-            yield from batch.to_pylist()
+            yield from lookup.dicts(batch)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         batches = self.to_batches()  # binds it, so that the schema is that of what is read
@@ -191,7 +199,7 @@ class Scan(Closing):
     def close(self) -> None:
         """Give the snapshot up. Batches that were read stay; the next read pins anew."""
         with self._lock:
-            self._bound = None
+            self._bound = self._seen = None
 
     def _planned(self) -> Plan:
         return self._both()[1]
@@ -200,12 +208,27 @@ class Scan(Closing):
     def _both(self) -> tuple[ReadView, Plan]:
         with self._lock:
             if self._bound is None:
-                self._asked, view, plan = self._bind()
-                self._bound = view, plan
+                engine, seen = self._connection.instance.engine, self._seen
+                view = self._view if seen is None else lambda: seen[0]
+                self._asked, now, plan = scan.bound(engine, self._asked, view, self._pieces)
+                self._bound, self._seen = (now, plan), None
             return self._bound
 
-
-def unpin(runtime: Runtime, snapshot: Timestamp) -> None:
-    """Give back a pin, unless the store was closed meanwhile."""
-    with suppress(ClosedError):
-        runtime.unpin(snapshot)
+    @brief
+    def _few(self, view: ReadView) -> list[dict[str, Any]] | None:
+        """The rows of a scan that needs no plan, which is pinned then; None for others."""
+        engine = self._connection.instance.engine
+        pin = engine.store.runtime.hold_snapshot(view.snapshot)
+        engine.log.latest()  # what was given up before the pin was there is known from here on
+        try:
+            asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
+            rows = lookup.few(engine, asked, view)
+        except HistoryExpiredError:
+            return None
+        except BaseException:  # whoever keeps the error keeps this frame
+            pin.end()
+            raise
+        if rows is not None and self._seen is None:
+            self._asked = asked
+            self._seen = replace(view, own=None), pin  # it has nothing of its own there
+        return rows

@@ -80,29 +80,25 @@ def expired(
     )
 
 
-def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
-    """Keep a snapshot readable until `runtime.unpin`.
+def hold_at(coordinator: Coordinator, snapshot: Timestamp) -> Holding:
+    """A snapshot, readable until the holding is ended, or dropped.
 
     Raises:
-        HistoryExpiredError: it lies below the floor; it is not pinned then.
+        HistoryExpiredError: it lies below the floor.
     """
-    runtime = coordinator.store.runtime
-    runtime.pin_snapshot(snapshot)
+    made = coordinator.log.runtime.hold_snapshot(snapshot)
     try:
         require(coordinator, snapshot)
-    except BaseException:
-        runtime.unpin(snapshot)
+    except BaseException:  # whoever keeps the error keeps this frame
+        made.end()
         raise
+    return made
 
 
-def pin_latest(coordinator: Coordinator) -> Timestamp:
-    """The latest snapshot, pinned until `runtime.unpin`."""
-    runtime = coordinator.log.runtime
-    made = Holding(runtime.snapshots, coordinator.ids.numbers)
-    latest = _pin_latest(coordinator, made)
-    runtime.pin_snapshot(latest)
-    made.end()
-    return latest
+def hold_latest(coordinator: Coordinator) -> tuple[Timestamp, Holding]:
+    """The latest snapshot, readable until the holding is ended, or dropped."""
+    made = Holding(coordinator.log.runtime.snapshots)
+    return _pin_latest(coordinator, made), made
 
 
 def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:

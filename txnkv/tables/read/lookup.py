@@ -1,4 +1,4 @@
-"""Reads by primary key: one row, or many.
+"""Reads by primary key: one row, many, or a few that lie together.
 
 Single keys, and lists of them, are looked for in the published layers of a tablet (`point`). A
 search by a view that was taken before goes layer by layer, and takes in what is in flight.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
+from txnkv.tables.read.predicate import KeyRange
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
@@ -36,8 +38,8 @@ from txnkv.tables.tablets import (
     RowSet,
     RowSetInfo,
     Step,
+    Tablet,
     TabletView,
-    until_there,
 )
 
 _FEW: Final = 1 << 14
@@ -45,6 +47,8 @@ _FEW: Final = 1 << 14
 
 __all__ = [
     "Found",
+    "dicts",
+    "few",
     "find_row",
     "get",
     "get_by",
@@ -109,7 +113,7 @@ def get_by(
     where = [(name, "in", [value]) for name, value in zip(names, given, strict=True)]
     made = scan.plan(tables, scan.request(table, None, where, False, None), view)
     try:
-        return [row for batch in made.batches() for row in batch.to_pylist()]
+        return [row for batch in made.batches() for row in dicts(batch)]
     finally:
         made.pins.release()
 
@@ -142,21 +146,120 @@ def _rows_by(
         found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
         return [] if found is None else [found]
     low = tablet.codec.encode_prefix(values)
-    if view.reads is not None:
-        view.reads.add_range(tablet.id, low, core.successor(low))
+    found_rows = _of_entries(tables, writer, view, index, KeyRange(low, core.successor(low)))
+    return None if found_rows is None else [row for row in found_rows if row is not None]
 
-    def look() -> tuple[core.Keys, core.RowSlices] | None:
-        return point.find_range(view.of(tables, tablet), low, core.successor(low), core.FEW)
 
-    entries = until_there(look, tables.log.latest)
+def _of_entries(
+    tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, of: KeyRange
+) -> list[dict[str, Any] | None] | None:
+    """The rows of the entries in a range of an index; None where they are many."""
+    tablet = index.tablet
+    rows = tables.row_writer(tablet.table).rows
+    entries = point.find_dicts(tables, tablet, rows, view, of.low, of.high)
     if entries is None:
         return None
-    keys = entries[0]
-    rows = (
-        get(tables, writer, view, index.row_key(tablet.codec.decode_one(keys.key(i))))
-        for i in range(keys.n)
-    )
-    return [row for row in rows if row is not None]
+    keys = (index.row_key(tuple(entry.values())) for entry in entries)
+    return [get(tables, writer, view, key) for key in keys]
+
+
+def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
+    """The rows as dicts, where keys tell that they are few; None: they want a plan.
+
+    Args:
+        asked: of the table as it is at the snapshot.
+        view: pinned.
+
+    Raises:
+        HistoryExpiredError: the snapshot is older than the history.
+    """
+    filter, limit = asked.filter, asked.limit
+    is_range = filter.is_key_range(asked.table.schema)
+    if view.txn_id is not None or not (is_range or filter.is_of_values(asked.table.schema)):
+        return None
+    index = scan.chosen_index(tables, asked)
+    if index is None:
+        most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
+        rows = _few_by_key(tables, asked, view, most)
+    else:
+        rows = _few_by_index(tables, asked, view, *index)
+    if rows is None:
+        return None
+    if not is_range:
+        try:
+            rows = [row for row in rows if filter.holds(row)]
+        except TypeError:
+            return None  # one is an instant that Python cannot name, and compares as a number
+    if limit is not None:
+        del rows[limit:]
+    if asked.columns == tuple(asked.table.schema.columns):
+        return rows
+    return [{name: row[name] for name in asked.columns} for row in rows]
+
+
+def _few_by_key(
+    tables: Tables, asked: scan.Request, view: ReadView, most: int
+) -> list[dict[str, Any]] | None:
+    """The first `most` rows in the ranges of a request's keys; None where they are many."""
+    tablets = tables.tablets(asked.table)
+    if (asked.ordered and len(tablets) > 1) or _are_own(view, tablets):
+        return None
+    ranges = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
+    if most == core.FEW and any(each.low is None or each.high is None for each in ranges):
+        return None
+    rows: list[dict[str, Any]] = []
+    of_table = tables.row_writer(asked.table).rows
+    for tablet in tablets:
+        for each in ranges:
+            if each.empty or (most < core.FEW and len(rows) >= most):
+                continue
+            found = point.find_dicts(tables, tablet, of_table, view, each.low, each.high, most)
+            if found is None:
+                return None
+            rows += found
+    return rows
+
+
+def _few_by_index(
+    tables: Tables,
+    asked: scan.Request,
+    view: ReadView,
+    index: TableIndex,
+    ranges: Sequence[KeyRange],
+) -> list[dict[str, Any]] | None:
+    """The rows that an index leads to; None where they are many, or one of them is not there."""
+    equal = {p.column for p in asked.filter.predicates if p.op == "="}
+    in_order = len(ranges) == 1 and equal.issuperset(index.columns)  # then by the row's key
+    writer = tables.row_writer(asked.table)
+    if (asked.ordered and not in_order) or _are_own(view, (*writer.tablets, index.tablet)):
+        return None
+    rows: list[dict[str, Any]] = []
+    for each in ranges:
+        if each.low is None or each.high is None:
+            return None
+        found = _of_entries(tables, writer, view, index, each)
+        if found is None or None in found:
+            return None
+        rows += found  # type: ignore[arg-type]
+    return rows
+
+
+def _are_own(view: ReadView, tablets: Sequence[Tablet]) -> bool:
+    """Return True where a transaction wrote itself; a scan goes on to see what was there first."""
+    own = view.own
+    return own is not None and any(own.memory(tablet.id) is not None for tablet in tablets)
+
+
+def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch as dicts, as `get` gives them."""
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for field in batch.schema:
+        if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
+            name = field.name
+            for row in rows:
+                if row[name] is not None:
+                    row[name] = row[name].replace(tzinfo=UTC)
+    return rows
 
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:

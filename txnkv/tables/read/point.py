@@ -293,6 +293,38 @@ def find_range(
     return committed(tablet, view.state, ask, view.staged)
 
 
+def find_dicts(
+    tables: Tables,
+    tablet: Tablet,
+    rows: core.RowTable,
+    view: ReadView,
+    low: bytes | None,
+    high: bytes | None,
+    most: int = core.FEW,
+) -> list[dict[str, Any]] | None:
+    """The same as dicts.
+
+    Args:
+        rows: of the tablet's table.
+    """
+    if view.reads is not None:
+        view.reads.add_range(tablet.id, low, high)
+    own = None if view.own is None else view.own.memory(tablet.id)
+    if view.txn_id is None:
+        made = tablet.at_hand.range(rows, low, high, most, view.snapshot, own)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
+
+    def ask(published: Published, load: core.Load) -> list[dict[str, Any]] | None:
+        found = published.layers.range(own, low or b"", high, view.snapshot, load, most)
+        if found is None:
+            return None
+        slices = found[1].rows(tablet.memory_rows.since, tablet.memory_rows.row)
+        return [rows.dict(found[0].key(i), slices.row(i)) for i in range(found[0].n)]
+
+    return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
+
+
 def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bytes | None:
     """The bytes of the row with this key; None: no row. Raises as `find_rows`."""
     if view.reads is not None:

@@ -8,6 +8,7 @@ count) and is then applied to whole columns by Arrow.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,15 +26,17 @@ Where: TypeAlias = Any
 """A list of (column, op, value) and pyarrow.compute expressions, one expression, or None."""
 
 _COMPARE: Final = {
-    "=": "equal",
-    "!=": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
+    "=": ("equal", operator.eq),
+    "!=": ("not_equal", operator.ne),
+    "<": ("less", operator.lt),
+    "<=": ("less_equal", operator.le),
+    ">": ("greater", operator.gt),
+    ">=": ("greater_equal", operator.ge),
 }
+"""Operators as functions of Arrow, and of Python."""
 _ORDER: Final = ("<", "<=", ">", ">=")
-OPERATORS: Final = (*_COMPARE, "in", "is null", "is not null")
+_OF_NULLS: Final = ("is null", "is not null")
+OPERATORS: Final = (*_COMPARE, "in", *_OF_NULLS)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,20 @@ class Predicate:
             return pc.is_valid(column)
         if self.op == "in":
             return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
-        return getattr(pc, _COMPARE[self.op])(_plain(column), _plain(self.values)[0])
+        return getattr(pc, _COMPARE[self.op][0])(_plain(column), _plain(self.values)[0])
+
+    @cached_property
+    def constants(self) -> list[Any]:
+        """The constants as values of Python."""
+        return list(self.values.to_pylist())
+
+    def holds(self, value: Any) -> bool:
+        """True when a value of Python satisfies it, of a type that is compared as Arrow does."""
+        if value is None or self.op in _OF_NULLS:
+            return self.op == ("is null" if value is None else "is not null")
+        if self.op == "in":
+            return value in self.constants
+        return bool(_COMPARE[self.op][1](value, self.constants[0]))
 
     def may_hold(self, zone: core.Zone, rows: int) -> bool:
         """False when no row of a block with this zone map satisfies it."""
@@ -151,6 +167,12 @@ class Filter:
         """The range of encoded keys outside of which nothing satisfies it."""
         return _key_range(self.predicates, schema.primary_key, codec)
 
+    def key_ranges(self, schema: Schema, codec: core.KeyCodec) -> list[KeyRange]:
+        """The same in pieces, ascending: one for each of a few values."""
+        choices = _spread(self.predicates, schema.primary_key)
+        ranges = [_key_range(one, schema.primary_key, codec) for one in choices]
+        return ranges if len(ranges) == 1 else sorted(ranges, key=lambda each: each.low or b"")
+
     def index_ranges(self, index: TableIndex) -> tuple[int, list[KeyRange]] | None:
         """The ranges of an index's keys outside of which nothing satisfies it, and how narrow they
         are (`narrowness`); None where the index lacks rows that may, or does not help.
@@ -176,6 +198,17 @@ class Filter:
             if len(mine) != 1 or mine[0].op != "=":
                 return left == 0 and all(p.op in _ORDER for p in mine)
         return left == 0
+
+    def is_of_values(self, schema: Schema) -> bool:
+        """True when `holds` knows, of values that Python compares as Arrow does."""
+        if self.expression is not None:
+            return False
+        kinds = (schema.columns[name].type for name in self.columns)
+        return not any(pa.types.is_floating(kind) or kind == core.JSON for kind in kinds)
+
+    def holds(self, row: dict[str, Any]) -> bool:
+        """True when a row of values of Python satisfies the predicates."""
+        return all(predicate.holds(row[predicate.column]) for predicate in self.predicates)
 
     def may_hold(self, zones: dict[int, core.Zone], ids: dict[str, int], rows: int) -> bool:
         return all(
@@ -249,7 +282,7 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     if op not in OPERATORS:
         hint = ": write '='" if op == "==" else ""
         raise SchemaError(f"{op!r} is no operator{hint}; there are {', '.join(OPERATORS)}")
-    if (op in ("is null", "is not null")) != (len(entry) == 2):
+    if (op in _OF_NULLS) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
     if len(entry) == 2:
         values = pa.nulls(0, kind)
@@ -258,7 +291,7 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         if op != "in" and given[0] is None:
             raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
         values = column_array(name, kind, [value for value in given if value is not None])
-    if not core.may_be_key(kind) and op not in ("is null", "is not null"):
+    if not core.may_be_key(kind) and op not in _OF_NULLS:
         raise SchemaError(
             f"column {name!r} is {core.type_name(kind)}: only 'is null' and 'is not null' work on "
             "it"
@@ -304,13 +337,13 @@ def _key_range(
         mine = [p for p in predicates if p.column == name]
         fixed = next((p for p in mine if p.op == "=" and not _is_nan(p)), None)
         if fixed is not None:
-            equal.append(fixed.values[0].as_py())
+            equal.append(fixed.constants[0])
             continue
         low = codec.encode_prefix(equal) if equal else None
         high = core.successor(low) if low is not None else None
         for p in mine:
             if p.op in _ORDER and not _is_nan(p):
-                bound = codec.encode_prefix([*equal, p.values[0].as_py()])
+                bound = codec.encode_prefix([*equal, p.constants[0]])
                 past = _past(bound, codec, len(equal) + 1)
                 if p.op == ">=":
                     low = bound if low is None else max(low, bound)

@@ -432,7 +432,7 @@ def _by_index(
     tables: Tables, asked: Request, view: ReadView, ranges: _Ranges
 ) -> tuple[tuple[Source, ...], Pins] | None:
     """Return the rows that an index leads to; None where a scan is to find them."""
-    chosen = _chosen_index(tables, asked)
+    chosen = chosen_index(tables, asked)
     if chosen is None:
         return None
     try:
@@ -481,7 +481,7 @@ def _found_by(
     return None if rows_found is None else (rows_found, pins)
 
 
-def _chosen_index(tables: Tables, asked: Request) -> tuple[TableIndex, Sequence[KeyRange]] | None:
+def chosen_index(tables: Tables, asked: Request) -> tuple[TableIndex, Sequence[KeyRange]] | None:
     """The index that narrows a filter most, as much as the key at least, and its keys' ranges."""
     schema, filter = asked.table.schema, asked.filter
     if not schema.indexes or not filter.predicates or filter.is_key_range(schema):
@@ -533,7 +533,10 @@ def _rows_of_keys(
 
 
 def bound(
-    tables: Tables, asked: Request, view: Callable[[], ReadView]
+    tables: Tables,
+    asked: Request,
+    view: Callable[[], ReadView],
+    pieces: Sequence[Piece] | None = None,
 ) -> tuple[Request, ReadView, Plan]:
     """Bind a request to what `view` gives now, with the schema of then.
 
@@ -545,7 +548,7 @@ def bound(
     while True:
         try:
             then = asked.of(tables.at(asked.table, seen.snapshot))
-            return then, seen, plan(tables, then, seen)
+            return then, seen, plan(tables, then, seen, pieces)
         except HistoryExpiredError:
             again = view()
             if again.snapshot == seen.snapshot:

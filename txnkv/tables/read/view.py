@@ -9,14 +9,12 @@ newer list. So either the reader sees the newer list, or the collector sees the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from txnkv import core
 from txnkv.coordinator import Timestamp, status_table
-from txnkv.errors import ClosedError
-from txnkv.storage import Runtime, WhenDropped
+from txnkv.storage import Runtime
 from txnkv.tables.maintenance import history
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
@@ -102,16 +100,9 @@ class Pins:
     def __init__(self, runtime: Runtime, snapshot: Timestamp, version: int) -> None:
         self.snapshot = snapshot
         self.version = version
-        runtime.pin_snapshot(snapshot)
-        runtime.pin_manifest(version)
-        self._release = WhenDropped(self, _unpin, runtime, snapshot, version)
+        self._held = runtime.hold_snapshot(snapshot), runtime.hold_manifest(version)
 
     def release(self) -> None:
         """Take the pins back. Twice is fine."""
-        self._release()
-
-
-def _unpin(runtime: Runtime, snapshot: Timestamp, version: int) -> None:
-    with suppress(ClosedError):
-        runtime.unpin(snapshot)
-        runtime.unpin_manifest(version)
+        for one in self._held:
+            one.end()
