@@ -93,7 +93,7 @@ class _TxnkvWork:
         names = self._txn.scan(
             self._tables["customer_name"], columns=["c_id"], where=where, ordered=True
         )
-        return names.to_arrow()["c_id"].to_pylist()  # type: ignore[no-any-return]
+        return [row["c_id"] for row in names]
 
 
 class SqliteTpcc(TpccStore):

@@ -300,6 +300,9 @@ class RemoteScan(RemoteHandle, Scan):
     def close(self) -> None:
         self._call("close")
 
+    def _few(self) -> None:
+        return None  # what is few comes in one batch
+
     def _ready(self) -> None:
         self._connection.require_open()
         if self._before is not None:

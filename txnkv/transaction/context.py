@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
 
 import pyarrow as pa
 
@@ -53,17 +52,17 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import fault_point
+from txnkv.storage import clock, fault_point
 from txnkv.tables import (
     Outcome,
     ReadSet,
     ReadView,
     RowWriter,
     Scope,
+    SmallWrites,
     TableInfo,
     Values,
     WriteContext,
-    lookup,
     staging,
     timed_out,
     to_batch,
@@ -287,23 +286,23 @@ class TxnContext:
 
     # -- writing -----------------------------------------------------------------------
 
-    def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
-        """The row with this key, in the snapshot or the transaction's own writes."""
-        with self.lock:
-            if self.may_be_small:
-                return self._parts("read").rows.get(writer, key)
-        view = self.view()
-        engine = self.instance.engine
-        now = engine.row_writer(engine.at(writer.table, view.snapshot))
-        return lookup.get(engine, now, view, key)
+    def rows_at_hand(self, what: str) -> SmallWrites | None:
+        """The rows of a small transaction, for one to be read or written, under the lock; None: it
+        is not small.
 
-    def write_row(self, writer: RowWriter, op: str, values: Values, written: list[int]) -> bool:
-        """Take one checked row of a small transaction, under the lock; see `SmallWrites.write`."""
-        what = (self._own or self._parts()).rows.write(writer, op, values)
-        if what:
-            self.has_written = True
-            written.append(what)
-        return what != 0
+        Raises:
+            InvalidTxnStateError, TransactionTimedOutError: as `require_open`.
+        """
+        row, deadline = self.row, self.row.deadline
+        if self.local.at is not Local.IN_MEMORY or self._pid != _PID:
+            self.require_open(what)
+            return None
+        if deadline is not None and clock.monotonic_micros() > deadline:  # begun here: on this boot
+            raise timed_out(row, what)
+        if self._storing or row.locking == "partition":
+            return None
+        own = self._own or self._parts(what)
+        return own.written or own.rows
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
@@ -326,9 +325,8 @@ class TxnContext:
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
-                if self.may_be_small:
+                if (own := self.rows_at_hand("write")) is not None:
                     outcome = Outcome()
-                    own = self._parts().rows
                     self.has_written = True
                     own.apply_rows(writer, op, rows, outcome, counted=counted)
                     if own.too_large:
@@ -347,9 +345,8 @@ class TxnContext:
             return Outcome()
         if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
             with self.lock:
-                if self.may_be_small:
+                if (own := self.rows_at_hand("write")) is not None:
                     outcome = Outcome()
-                    own = self._parts().rows
                     self.has_written = True
                     own.apply_batch(table, op, ahead[0], outcome)
                     self.settle_if_possible()

@@ -23,6 +23,7 @@ from txnkv.coordinator import (
     TxnRow,
     TxnState,
     commit_log,
+    ending_error,
     status_table,
 )
 from txnkv.errors import (
@@ -289,6 +290,25 @@ def current(context: TxnContext) -> TxnRow:
     if context.local.at is Local.UNSURE:
         make_sure(context)
     return context.current()
+
+
+def is_complete(context: TxnContext) -> bool:
+    """True when the commit of a transaction is done and finalized, False while it goes on.
+
+    Raises:
+        InvalidTxnStateError: it is still open, or was aborted.
+    """
+    row = current(context)
+    if row.state is TxnState.OPEN:
+        raise InvalidTxnStateError(
+            f"transaction {row.txn_id} is still open: start_commit() comes first"
+        )
+    if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
+        raise ending_error(row, "commit")
+    if row.state is not TxnState.COMMITTED:
+        return False
+    context.end(TxnState.COMMITTED)
+    return True
 
 
 def make_sure(context: TxnContext) -> TxnState:

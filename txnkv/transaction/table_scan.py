@@ -162,12 +162,10 @@ class Scan(Closing):
         return polars.from_arrow(self.to_arrow())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._pieces is None and self._bound is None:
-            self._connection.require_open()
-            rows = self._few(self._view() if self._seen is None else self._seen[0])
-            if rows is not None:
-                yield from rows
-                return
+        few = self._few()
+        if few is not None:
+            yield from few
+            return
         for batch in self.to_batches():
             yield from lookup.dicts(batch)
 
@@ -214,9 +212,15 @@ class Scan(Closing):
                 self._bound, self._seen = (now, plan), None
             return self._bound
 
-    @brief
-    def _few(self, view: ReadView) -> list[dict[str, Any]] | None:
+    def _few(self) -> list[dict[str, Any]] | None:
         """The rows of a scan that needs no plan, which is pinned then; None for others."""
+        if self._pieces is not None or self._bound is not None:
+            return None
+        self._connection.require_open()
+        return self._find_few(self._view() if self._seen is None else self._seen[0])
+
+    @brief
+    def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
         engine = self._connection.instance.engine
         pin = engine.store.runtime.hold_snapshot(view.snapshot)
         engine.log.latest()  # what was given up before the pin was there is known from here on

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState, ending_error
+from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
@@ -186,18 +186,10 @@ class Transaction(Closing):
             InvalidTxnStateError: it is still open, or was aborted (as the error that says why).
         """
         self.connection.require_open()
-        row = one_phase_commit.current(self.context)
-        if row.state is TxnState.OPEN:
-            raise InvalidTxnStateError(
-                f"transaction {row.txn_id} is still open: start_commit() comes first"
-            )
-        if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
-            raise ending_error(row, "commit")
-        if row.state is TxnState.COMMITTED:
-            self.context.end(TxnState.COMMITTED)
-            self.close()
-            return True
-        return False
+        if not one_phase_commit.is_complete(self.context):
+            return False
+        self.close()
+        return True
 
     @shielded
     def commit_async(self) -> Future[Timestamp]:
@@ -412,11 +404,14 @@ class Transaction(Closing):
         with (context := self.context).lock:
             rows = self._rows
             few = self._own_session is None and (not rows.runs or rows.are_few)
-            if few and context.may_be_small:
-                context.require_open(op)
+            own = context.rows_at_hand(op) if few else None
+            if own is not None:
                 writer = self.connection.writer(table, context.row.snapshot_ts)
                 values = writer.checker[op].take(row)
-                if rows.runs or not context.write_row(writer, op, values, rows.written):
+                if not rows.runs and (what := own.write(writer, op, values)):
+                    context.has_written = True
+                    rows.written.append(what)
+                else:
                     rows.keep(writer, op, values)
                 return
         getattr(self._session(), op)(table, row)
@@ -437,11 +432,17 @@ class Transaction(Closing):
 
     def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
-        writer = self.connection.writer(table, self.context.row.snapshot_ts)
-        self._before_read()
-        return self.context.get(writer, key)
+        context = self.context
+        if self._rows.runs or context.sessions:
+            self._before_read()
+        with context.lock:
+            own = context.rows_at_hand("read")
+            writer = self.connection.writer(table, context.row.snapshot_ts)
+            if own is not None:
+                return own.get(writer, key)
+        engine, info, view = self._before_read_of(table)
+        return lookup.get(engine, engine.row_writer(info), view, key)
 
-    @shielded
     def get_by(self, table: AnyTable, columns: str | Sequence[str], values: Any) -> list[Any]:
         """The rows with these values in the columns of an index, as dicts; see `Table.get_by`."""
         return lookup.get_by(*self._before_read_of(table), columns, values)
@@ -461,25 +462,25 @@ class Transaction(Closing):
     ) -> Scan:
         """A scan of the transaction's snapshot and its own writes, which are flushed first."""
         info = self.context.table_at_begin(self.connection.table_info(table))
-
-        def view() -> Any:
-            self._before_read()
-            return self.context.view()
-
-        def share() -> Any:
-            self._before_read()
-            self.require_shareable("hand out tokens of a scan of")
-            self.context.ensure_large()
-            return self.context.view()
-
-        return Scan.over(self.connection, info, view, columns, where, ordered, limit, share)
+        seen = info, self._view, columns, where, ordered, limit, self._shared_view
+        return Scan.over(self.connection, *seen)
 
     # -- inside ------------------------------------------------------------------------
 
     def _before_read_of(self, table: AnyTable) -> tuple[TableEngine, TableInfo, ReadView]:
-        info, engine = self.connection.table_info(table), self.context.instance.engine
+        info, view = self.connection.table_info(table), self._view()
+        engine = self.context.instance.engine
+        return engine, engine.at(info, view.snapshot), view
+
+    def _view(self) -> ReadView:
         self._before_read()
-        return engine, engine.at(info, (view := self.context.view()).snapshot), view
+        return self.context.view()
+
+    def _shared_view(self) -> ReadView:
+        self._before_read()
+        self.require_shareable("hand out tokens of a scan of")
+        self.context.ensure_large()
+        return self.context.view()
 
     def _before_read(self) -> None:
         self.connection.require_open()
@@ -594,7 +595,6 @@ class Transaction(Closing):
 
     def _rollback_quietly(self) -> None:
         """Roll back on the way out; the exception that is under way says more."""
-        try:
+        with suppress(TxnkvError):
             self.rollback()
-        except TxnkvError:
-            self.close()
+        self.close()

@@ -74,9 +74,12 @@ class SmallParts:
         reads: what it read, of a serializable one.
         hold: keeps what is acknowledged while the transaction is tried again.
         transactional: False for a write outside of any transaction.
+
+    Attributes:
+        written: its rows, once there are some.
     """
 
-    _rows: SmallWrites | None = None
+    written: SmallWrites | None = None
     _outbox: Outbox | None = None
     _marks: Marks | None = None
 
@@ -98,23 +101,23 @@ class SmallParts:
     @property
     def too_large(self) -> bool:
         """More than a row of the commit log should hold."""
-        rows, outbox = self._rows, self._outbox
+        rows, outbox = self.written, self._outbox
         return (rows is not None and rows.too_large) or (outbox is not None and outbox.too_large)
 
     @property
     def shown(self) -> SmallWrites | None:
         """The rows that its reads see; None when there are none."""
-        rows = self._rows
+        rows = self.written
         return None if rows is None or rows.empty else rows
 
     @property
     def rows(self) -> SmallWrites:
         """The rows of the transaction, to be written to."""
-        if self._rows is None:
-            self._rows = SmallWrites(
+        if self.written is None:
+            self.written = SmallWrites(
                 self._instance.engine, self._row, self._reads, transactional=self._transactional
             )
-        return self._rows
+        return self.written
 
     @property
     def outbox(self) -> Outbox:
@@ -136,7 +139,7 @@ class SmallParts:
         """Return the commit of all parts, for the commit log; None when they are empty."""
         outbox = self._outbox
         if outbox is None or outbox.empty:
-            rows = self._rows or self.rows
+            rows = self.written or self.rows
             if not rows.memories and self._marks is None:
                 return None
             commit = rows.commit()
@@ -161,7 +164,7 @@ class SmallParts:
         rows, outbox = self.shown, self._outbox
         if rows is not None:
             staging.stage_evaluated(self._instance.engine, context, rows.evaluated())
-        self._rows = None
+        self.written = None
         if outbox is not None and not outbox.empty:
             outbox.stage(context.row)
         self._outbox = None

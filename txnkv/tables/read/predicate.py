@@ -8,6 +8,7 @@ count) and is then applied to whole columns by Arrow.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,20 +45,34 @@ class Predicate:
     """One condition on a column.
 
     Attributes:
-        values: the constants as an Arrow array of the column's type: one for a comparison,
-            any number for "in", none for the null tests.
+        type: of the column.
+        given: the constants, one for a comparison, any number for "in", none for the null tests: as
+            an Arrow array, or values that fit the type.
     """
 
     column: str
     op: str
-    values: pa.Array
+    type: pa.DataType
+    given: pa.Array | tuple[Any, ...]
+
+    @cached_property
+    def values(self) -> pa.Array:
+        """The constants as an Arrow array of the column's type."""
+        given = self.given
+        return pa.array(given, self.type) if isinstance(given, tuple) else given
+
+    @cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """The constants as values of Python."""
+        given = self.given
+        return given if isinstance(given, tuple) else tuple(given.to_pylist())
 
     @cached_property
     def keys(self) -> tuple[bytes, ...] | None:
         """The constants key-encoded, for comparison with zone maps; None for lists."""
-        if not core.may_be_key(self.values.type):
+        if not core.may_be_key(self.type):
             return None
-        encoded = core.key_codec(self.values.type).encode([self.values])
+        encoded = core.key_codec(self.type).encode([self.values])
         return tuple(encoded.key(i) for i in range(encoded.n))
 
     def mask(self, column: pa.Array) -> pa.Array:
@@ -69,11 +84,6 @@ class Predicate:
         if self.op == "in":
             return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
         return getattr(pc, _COMPARE[self.op][0])(_plain(column), _plain(self.values)[0])
-
-    @cached_property
-    def constants(self) -> list[Any]:
-        """The constants as values of Python."""
-        return list(self.values.to_pylist())
 
     def holds(self, value: Any) -> bool:
         """True when a value of Python satisfies it, of a type that is compared as Arrow does."""
@@ -284,8 +294,11 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         raise SchemaError(f"{op!r} is no operator{hint}; there are {', '.join(OPERATORS)}")
     if (op in _OF_NULLS) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
+    values: pa.Array | tuple[Any, ...]
     if len(entry) == 2:
-        values = pa.nulls(0, kind)
+        values = ()
+    elif op in _COMPARE and _fits(kind, entry[2]):
+        return Predicate(name, op, kind, (entry[2],))
     else:
         given = list(entry[2]) if op == "in" else [entry[2]]
         if op != "in" and given[0] is None:
@@ -296,7 +309,21 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
             f"column {name!r} is {core.type_name(kind)}: only 'is null' and 'is not null' work on "
             "it"
         )
-    return Predicate(name, op, values)
+    return Predicate(name, op, kind, values)
+
+
+_BOUNDS: Final = {
+    kind.id: (-(1 << (kind.bit_width - 1)), 1 << (kind.bit_width - 1))
+    for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+}
+
+
+def _fits(kind: pa.DataType, value: Any) -> bool:
+    """Return True where a constant is seen to be of a type; others are tried."""
+    if value.__class__ is str:
+        return bool(kind.id == pa.lib.Type_STRING) and value.isascii()
+    low, high = _BOUNDS.get(kind.id, (0, 0))
+    return value.__class__ is int and low <= value < high
 
 
 _NOTHING: Final = KeyRange(b"", b"")
@@ -325,7 +352,9 @@ def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple
             continue
         if p.keys and len(p.keys) <= _MOST_VALUES:
             places = {encoded: i for i, encoded in enumerate(p.keys)}.values()
-            return [(*predicates, Predicate(name, "=", p.values.slice(i, 1))) for i in places]
+            return [
+                (*predicates, Predicate(name, "=", p.type, p.values.slice(i, 1))) for i in places
+            ]
     return [predicates]
 
 
@@ -369,5 +398,4 @@ def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
 
 def _is_nan(predicate: Predicate) -> bool:
     """Return True when a constant of it is NaN."""
-    values = predicate.values
-    return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
+    return pa.types.is_floating(predicate.type) and any(map(math.isnan, predicate.constants))

@@ -216,8 +216,10 @@ class SmallWrites:
             done = write(op, values, self.memories, number, snapshot, self._add_key)
         if done <= 0:
             return 0
-        self._count(1, done >> 2)
-        what = done & 3
+        self._rows = rows = self._rows + 1
+        self._bytes = size = self._bytes + (done >> 2) + _ENTRY_BYTES
+        self.too_large = rows > MAX_ROWS or size > MAX_BYTES
+        what: int = done & 3
         if what != _INSERTED or op == _PUT:
             self._replaces = True
         return what
