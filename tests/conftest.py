@@ -98,9 +98,9 @@ class Process:
         self.popen.send_signal(signal.SIGKILL)
         self.popen.communicate(timeout=60)
 
-    def finish(self, code: int = 0) -> Any:
+    def finish(self, code: int = 0, timeout: float = 120) -> Any:
         """Wait for its end; what it said last, if anything."""
-        out, err = self.popen.communicate(timeout=120)
+        out, err = self.popen.communicate(timeout=timeout)
         assert self.popen.returncode == code, err
         lines = out.splitlines()
         return pickle.loads(base64.b64decode(lines[-1])) if lines else None

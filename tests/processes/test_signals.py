@@ -333,7 +333,8 @@ def test_signals_at_random_moments(
     client.create_topic("m")
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    aborted, beside, last = process(STRESS, seed=seed, signals=signals).finish()
+    stress = process(STRESS, seed=seed, signals=signals)
+    aborted, beside, last = stress.finish(timeout=max(120, signals / 5))
     with client.transaction() as txn:
         txn.insert("t", (1 << 40, "it is not locked"))
     rows = {row["id"] for row in client.table("t").scan()}
