@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import (
     beside,
+    few,
     growth,
     indexed,
     logs,
@@ -84,6 +85,7 @@ def races(
         "commit-processes": lambda: small.commit_processes(size(10, 500), rounds, base),
         "get": lambda: points.get(rows, size(50, 5000), rounds, base),
         "indexed": lambda: indexed.indexed(size(500, 1_000_000), size(30, 2000), rounds, base),
+        "few": lambda: few.few(size(500, 1_000_000), size(30, 2000), rounds, base),
         "executemany": lambda: points.executemany(size(2000, 200_000), rounds, base),
         "ycsb": lambda: ycsb.ycsb(size(1000, 1_000_000), size(30, 2000), rounds, base),
         "tpcc": lambda: tpcc(scale, size(10, 300), rounds, base),

@@ -25,6 +25,7 @@ PEERS = {
     "commit-processes": {"sqlite", "lmdb"},
     "get": {"sqlite", "lmdb", "sqlite, select by select", "sqlite, IN (carray)"},
     "indexed": {"sqlite"},
+    "few": {"sqlite"},
     "executemany": {"sqlite executemany"},
     "ycsb": {"sqlite"},
     "tpcc": {"sqlite"},

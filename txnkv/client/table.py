@@ -53,6 +53,8 @@ from txnkv.transaction import (
 
 T = TypeVar("T")
 
+_count: Final = shielded(scan.count)
+
 _ROW_IDS: Final = 1000
 
 
@@ -292,12 +294,13 @@ class Table(Closing):
             snapshot, lambda engine, info, view: lookup.get_by(engine, info, view, columns, values)
         )
 
-    @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """Count all rows, or those that satisfy `where`."""
 
         def count(engine: TableEngine, info: TableInfo, view: ReadView) -> int:
-            return scan.count(engine, scan.request(info, [], where, False, None), view)
+            asked = scan.request(info, [], where, False, None)
+            few = lookup.few(engine, asked, view)
+            return _count(engine, asked, view) if few is None else len(few)
 
         return self._read(snapshot, count)
 

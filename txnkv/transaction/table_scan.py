@@ -234,5 +234,6 @@ class Scan(Closing):
             raise
         if rows is not None and self._seen is None:
             self._asked = asked
-            self._seen = replace(view, own=None), pin  # it has nothing of its own there
+            # What a transaction writes later it goes on to leave out.
+            self._seen = view if view.own is None else replace(view, own=None), pin
         return rows

@@ -408,8 +408,8 @@ class Transaction(Closing):
             if own is not None:
                 writer = self.connection.writer(table, context.row.snapshot_ts)
                 values = writer.checker[op].take(row)
+                context.has_written = True
                 if not rows.runs and (what := own.write(writer, op, values)):
-                    context.has_written = True
                     rows.written.append(what)
                 else:
                     rows.keep(writer, op, values)

@@ -187,7 +187,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         return None
     if not is_range:
         try:
-            rows = [row for row in rows if filter.holds(row)]
+            rows = filter.among(rows)
         except TypeError:
             return None  # one is an instant that Python cannot name, and compares as a number
     if limit is not None:

@@ -85,13 +85,17 @@ class Predicate:
             return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
         return getattr(pc, _COMPARE[self.op][0])(_plain(column), _plain(self.values)[0])
 
-    def holds(self, value: Any) -> bool:
-        """True when a value of Python satisfies it, of a type that is compared as Arrow does."""
-        if value is None or self.op in _OF_NULLS:
-            return self.op == ("is null" if value is None else "is not null")
-        if self.op == "in":
-            return value in self.constants
-        return bool(_COMPARE[self.op][1](value, self.constants[0]))
+    def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of some rows that satisfy it, of a type whose values Python compares as Arrow."""
+        name, op, constants = self.column, self.op, self.constants
+        if op in _OF_NULLS:
+            return [row for row in rows if (row[name] is None) == (op == "is null")]
+        if op == "in":
+            return [row for row in rows if row[name] in constants]
+        compare, constant = _COMPARE[op][1], constants[0]
+        return [
+            row for row in rows if (value := row[name]) is not None and compare(value, constant)
+        ]
 
     def may_hold(self, zone: core.Zone, rows: int) -> bool:
         """False when no row of a block with this zone map satisfies it."""
@@ -210,15 +214,17 @@ class Filter:
         return left == 0
 
     def is_of_values(self, schema: Schema) -> bool:
-        """True when `holds` knows, of values that Python compares as Arrow does."""
+        """True when `among` knows, of values that Python compares as Arrow does."""
         if self.expression is not None:
             return False
         kinds = (schema.columns[name].type for name in self.columns)
         return not any(pa.types.is_floating(kind) or kind == core.JSON for kind in kinds)
 
-    def holds(self, row: dict[str, Any]) -> bool:
-        """True when a row of values of Python satisfies the predicates."""
-        return all(predicate.holds(row[predicate.column]) for predicate in self.predicates)
+    def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of some rows that satisfy the predicates."""
+        for predicate in self.predicates:
+            rows = predicate.among(rows)
+        return rows
 
     def may_hold(self, zones: dict[int, core.Zone], ids: dict[str, int], rows: int) -> bool:
         return all(

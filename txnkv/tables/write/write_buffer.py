@@ -27,6 +27,7 @@ from txnkv.errors import (
     RowError,
     TxnkvError,
 )
+from txnkv.storage import brief
 from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.commit import validate
 from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
@@ -189,16 +190,29 @@ class SmallWrites:
             outcome.add(outcome_of(written))
 
     def write(self, writer: RowWriter, op: str, values: Values) -> int:
-        """Take one checked row without a step of Python, unless it is one of many of a kind.
+        """Take one checked row, unless it is one of many of a kind.
 
         Returns:
             What became of it, for `outcome_of`; 0: nothing yet, `apply_rows` looks at it.
         """
-        if self._rows >= FEW_ROWS and self._is_of_many(writer, op):
+        if self.too_large or (self._rows >= FEW_ROWS and self._is_of_many(writer, op)):
             return 0
-        if self.too_large or writer.indexes:
-            return 0
+        if writer.indexes:
+            return self._write_with_entries(writer, op, values)
         return self._write(writer, _NATIVE[op], values)
+
+    @brief
+    def _write_with_entries(self, writer: RowWriter, op: str, values: Values) -> int:
+        """The same of a row that has entries in indexes."""
+        self._before = self._statements
+        outcome = Outcome()
+        try:
+            if self._apply(writer, RULES[op], values, outcome) is not None:
+                return 0
+        except BaseException:
+            self._undo(self._before)
+            raise
+        return _INSERTED if outcome.inserted else _UPDATED if outcome.updated else _DELETED
 
     def _is_of_many(self, writer: RowWriter, op: str) -> bool:
         """Behind the first rows: so many of a kind came one after the other."""
