@@ -26,7 +26,7 @@ from txnkv.client import (
 )
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
-from txnkv.tables import Schema, TableInfo
+from txnkv.tables import Schema, TableInfo, lookup
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicChanges, TopicInfo
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -69,9 +69,13 @@ class AsyncScan(Wrapper[Scan]):
             yield batch
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        async for batch in self.to_batches():
-            for row in await self._calls(batch.to_pylist):
-                yield row
+        few = await self._calls(self.blocking._few)
+        for row in few or ():
+            yield row
+        if few is None:
+            async for batch in self.to_batches():
+                for row in await self._calls(lookup.dicts, batch):
+                    yield row
 
 
 class AsyncRows(Wrapper[W]):

@@ -16,7 +16,7 @@ from functools import cache
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -86,7 +86,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Snapshot": _all("none", "close", again=True),
     "Scan": {
-        **_all("read", "snapshot tokens close", again=True),
+        **_all("read", "few snapshot tokens close", again=True),
         **_all("read", "to_batches", again=True, stream=True),
     },
     "Topic": {

@@ -300,8 +300,10 @@ class RemoteScan(RemoteHandle, Scan):
     def close(self) -> None:
         self._call("close")
 
-    def _few(self) -> None:
-        return None  # what is few comes in one batch
+    def _few(self) -> list[dict[str, Any]] | None:
+        self._ready()
+        found: list[dict[str, Any]] | None = self._call("few")
+        return found
 
     def _ready(self) -> None:
         self._connection.require_open()

@@ -477,6 +477,11 @@ def _batches(guest: Guest, scan: Scan) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(scan.schema, batches)
 
 
+def _few(guest: Guest, scan: Scan) -> list[dict[str, Any]] | None:
+    zones = {getattr(field.type, "tz", None) for field in scan.schema}
+    return scan._few() if zones <= {None, "UTC"} else None  # of others batches keep the name
+
+
 def _names(kind: str) -> Any:
     """The names that the user may know of."""
 
@@ -502,6 +507,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "open_scan"): _open_scan,
     ("Client", "open_diff"): _open_diff,
     ("Table", "next_ids"): _next_ids,
+    ("Scan", "few"): _few,
     ("Scan", "to_batches"): _batches,
     ("Topic", "sender"): _sender,
     ("Sender", "deliver"): _deliver,

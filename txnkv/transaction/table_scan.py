@@ -213,7 +213,7 @@ class Scan(Closing):
             return self._bound
 
     def _few(self) -> list[dict[str, Any]] | None:
-        """The rows of a scan that needs no plan, which is pinned then; None for others."""
+        """The rows, where keys or an index tell that they are few; None: they come in batches."""
         if self._pieces is not None or self._bound is not None:
             return None
         self._connection.require_open()
