@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "codec/keys_inline.h"
 #include "common/bytes.h"
 
 #define NO_NUMBER UINT64_MAX
@@ -134,8 +135,21 @@ published_status_t published_find(published_t *self, const mem_row_set_t *own, c
     return on_disk(self, look_for_key, &asked);
 }
 
+/* A high NULL: no bound. Room for LAYERS_FEW ends, those of the rows in `rows`; `range` has their
+ * keys. */
+typedef struct {
+    const mem_row_set_t *own;
+    slice_t low;
+    slice_t high;
+    uint64_t snapshot;
+    uint32_t most;
+    layers_range_t *range;
+    row_bytes_t *rows;
+    size_t *ends;
+} range_asked_t;
+
 static published_status_t look_for_range(published_t *self, void *of) {
-    published_range_t *asked = of;
+    range_asked_t *asked = of;
     layers_range_t *range = asked->range;
     if (layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
                      asked->high.len, asked->snapshot, asked->most, range) != LAYERS_RANGE_OK) {
@@ -157,7 +171,8 @@ static published_status_t look_for_range(published_t *self, void *of) {
     return PUBLISHED_FOUND;
 }
 
-published_status_t published_range(published_t *self, published_range_t *asked) {
+/* FOUND also where there are none; MISS, too, where they are many. */
+static published_status_t find_range(published_t *self, range_asked_t *asked) {
     asked->snapshot = here(self, asked->snapshot);
     if (asked->snapshot == 0) return PUBLISHED_MISS;
     if (self->layers->steps_n == 0) return look_for_range(self, asked);
@@ -292,7 +307,7 @@ static PyObject *published_find_row(PyObject *object, PyObject *const *args, Py_
 }
 
 /* The dicts of rows, which may run code of Python: nothing of what is published is used. */
-static PyObject *dicts_of(row_table_t *table, const published_range_t *asked) {
+static PyObject *dicts_of(row_table_t *table, const range_asked_t *asked) {
     const layers_range_t *range = asked->range;
     PyObject *made = PyList_New((Py_ssize_t)range->n);
     size_t at = 0;
@@ -306,7 +321,7 @@ static PyObject *dicts_of(row_table_t *table, const published_range_t *asked) {
     return made;
 }
 
-static PyObject *range_of(published_t *self, row_table_t *table, published_range_t *asked) {
+static PyObject *range_of(published_t *self, row_table_t *table, range_asked_t *asked) {
     row_bytes_t rows;
     row_bytes_init(&rows);
     asked->rows = &rows;
@@ -316,7 +331,7 @@ static PyObject *range_of(published_t *self, row_table_t *table, published_range
     if (asked->range == NULL || asked->ends == NULL) {
         PyErr_NoMemory();
     } else {
-        switch (published_range(self, asked)) {
+        switch (find_range(self, asked)) {
             case PUBLISHED_FOUND: made = dicts_of(table, asked); break;
             case PUBLISHED_ERROR: break;
             default: made = Py_NewRef(Py_NotImplemented);
@@ -341,7 +356,7 @@ static int bound_of(PyObject *given, slice_t *out) {
 /* range(table, low, high, most, snapshot, own): the first rows with low <= key < high (None: no
  * bound) as dicts, ascending; NotImplemented for a miss, or where they are many. */
 static PyObject *published_range_rows(PyObject *object, PyObject *const *args, Py_ssize_t n) {
-    published_range_t asked = {.own = NULL};
+    range_asked_t asked = {.own = NULL};
     if (n != 6 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {
         PyErr_SetString(PyExc_TypeError, "range() takes table, low, high, most, snapshot, own");
         return NULL;

@@ -18,7 +18,6 @@
 #ifndef TXNKV_NATIVE_PUBLISHED_H
 #define TXNKV_NATIVE_PUBLISHED_H
 
-#include "codec/keys_inline.h"
 #include "native/row_table.h"
 #include "tablet/layers.h"
 
@@ -40,21 +39,5 @@ enum { PUBLISHED_LATEST = 0 }; /* as a snapshot: the latest there is */
 published_status_t published_find(published_t *published, const mem_row_set_t *own,
                                   const uint8_t *key, size_t key_len, uint64_t snapshot,
                                   row_bytes_t *row);
-
-/* A short range: what is asked, and its rows, which end at `ends` in `rows`; `range` has their keys.
- * A high NULL: no bound. Room for LAYERS_FEW ends. */
-typedef struct {
-    const mem_row_set_t *own;
-    slice_t low;
-    slice_t high;
-    uint64_t snapshot;
-    uint32_t most;
-    layers_range_t *range;
-    row_bytes_t *rows;
-    size_t *ends;
-} published_range_t;
-
-/* FOUND also where there are none; MISS, too, where they are many. */
-published_status_t published_range(published_t *published, published_range_t *asked);
 
 #endif
