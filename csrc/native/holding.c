@@ -4,8 +4,10 @@
  *
  * Each call is one step under the GIL: no signal, no other thread comes between what is counted and
  * what is told, and a holding that is dropped is given back on the spot. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/shared.h"
 #include "native/native.h"
@@ -104,12 +106,15 @@ typedef struct {
     numbers_t numbers;
     PyObject *words; /* of the runtime file; NULL: nobody is told */
     size_t word, change;
+    pid_t pid; /* whose words they are */
     uint64_t told;
 } pins_t;
 
+/* A forked child drops what other threads had before it is told that it is one: that the parent goes
+ * on to hold. */
 static void tell(pins_t *self, uint64_t value) {
     self->told = value;
-    if (self->words != NULL) words_put(self->words, self->word, value);
+    if (self->words != NULL && self->pid == getpid()) words_put(self->words, self->word, value);
 }
 
 static bool pin(pins_t *self, uint64_t value) {
@@ -160,6 +165,7 @@ static PyObject *pins_aim(PyObject *object, PyObject *args) {
     self->words = words == Py_None ? NULL : Py_NewRef(words);
     self->word = (size_t)word;
     self->change = (size_t)change;
+    self->pid = getpid();
     tell(self, least(&self->numbers, 0));
     Py_XDECREF(before);
     Py_RETURN_NONE;

@@ -8,6 +8,7 @@
 #include "common/bytes.h"
 
 #define NO_NUMBER UINT64_MAX
+#define MOST_BYTES ((size_t)1 << 20) /* of the rows of a range */
 
 struct published {
     PyObject_HEAD
@@ -66,14 +67,15 @@ static published_status_t take_from_block(published_t *self, const layer_found_t
     const uint8_t *defaults = (const uint8_t *)PyBytes_AsString(self->defaults);
     const size_t len = (size_t)PyBytes_Size(self->defaults);
     if (self->nested != 0) return PUBLISHED_MISS;
-    const size_t room = row->cap - row->len;
-    int64_t used = layers_row(self->layout, defaults, len, found, row->data + row->len, room);
-    if (used < 0) return PUBLISHED_MISS;
-    uint8_t *at = row_bytes_more(row, (size_t)used);
-    if (at == NULL) return PUBLISHED_ERROR;
-    if ((size_t)used <= room) return PUBLISHED_FOUND;
-    used = layers_row(self->layout, defaults, len, found, at, (size_t)used);
-    return used < 0 ? PUBLISHED_MISS : PUBLISHED_FOUND;
+    for (;;) {
+        const size_t room = row->cap - row->len;
+        const int64_t used =
+            layers_row(self->layout, defaults, len, found, row->data + row->len, room);
+        if (used < 0) return PUBLISHED_MISS;
+        if (row_bytes_more(row, (size_t)used) == NULL) return PUBLISHED_ERROR;
+        if ((size_t)used <= room) return PUBLISHED_FOUND;
+        row->len -= (size_t)used; /* again, there is more room: for its head at least */
+    }
 }
 
 /* A look into row sets; with a read of LMDB around it, which ends with its object. */
@@ -166,6 +168,7 @@ static published_status_t look_for_range(published_t *self, void *of) {
             status = take(asked->rows, found->entry->row, found->entry->row_len);
         }
         if (status != PUBLISHED_FOUND) return status;
+        if (asked->rows->len > MOST_BYTES) return PUBLISHED_MISS; /* not all of it under the GIL */
         asked->ends[i] = asked->rows->len;
     }
     return PUBLISHED_FOUND;

@@ -107,8 +107,9 @@ uint32_t layers_find_many(const layers_t *layers, const mem_row_set_t *own, cons
 uint32_t layers_present(const layer_found_t *found, uint32_t n, uint8_t *out_bits);
 
 /* The bytes of a row that is in a block; columns that are not there as in `defaults`, a row of
- * the layout. Returns its length: when it is above `cap`, nothing usable was written. -1: a column
- * is damaged, or of another kind than the layout says. */
+ * the layout. Returns its length, or that of its head where `cap` has no room for it: when it is
+ * above `cap`, nothing usable was written. -1: a column is damaged, or of another kind than the layout
+ * says. */
 int64_t layers_row(const row_layout_t *layout, const uint8_t *defaults, size_t defaults_len,
                    const layer_found_t *found, uint8_t *out, size_t cap);
 

@@ -345,13 +345,17 @@ def test_rows_of_a_dropped_table_abort_it(client: txnkv.Client, table: txnkv.Tab
     assert table.count() == 0
 
 
-def test_it_times_out(client: txnkv.Client, table: txnkv.Table, now: Any) -> None:
+@pytest.mark.parametrize("waiting", [False, True])
+def test_it_times_out(client: txnkv.Client, table: txnkv.Table, now: Any, waiting: bool) -> None:
     txn = client.new_transaction(timeout=5)
-    txn.insert(table, (1, "a"))
-    txn.flush()
+    for id in range(40 if waiting else 1):
+        txn.insert(table, (id, "a"))
+    if not waiting:
+        txn.flush()
     now.forward(6)
     with pytest.raises(txnkv.TransactionTimedOutError, match="5 s"):
         txn.commit()
+    assert internals.runtime(client).least_pin() is None
     assert txn.state is client.transaction_state(txn.id) is ABORTED
     assert table.count() == 0
 

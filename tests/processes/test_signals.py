@@ -38,6 +38,11 @@ class World:
         self.client = client
         self._until = until
         self.table = client.create_table("t", SCHEMA)
+        self.indexed = client.create_table("i", SCHEMA)
+        client.create_index(self.indexed, "v")
+        rows = [(id, "many" if id % 2 else f"v{id}") for id in range(3000)]
+        with client.transaction() as txn:
+            txn.write(self.indexed, pa.table(list(zip(*rows, strict=True)), names=["id", "v"]))
         self.topic = client.create_topic("m")
         ids = pa.array(range(LARGE, LARGE + 20_000), pa.int64())
         with client.transaction() as txn:
@@ -66,6 +71,25 @@ class World:
 
     def scan_short(self) -> None:
         assert len(list(self.table.scan(where=[("id", ">=", LARGE + 5)], limit=3))) == 3
+
+    def scan_by_key(self) -> None:
+        where = [("id", ">=", LARGE), ("id", "<", LARGE + 5), ("v", "=", "x")]
+        assert len(list(self.table.scan(where=where))) == self.table.count(where) == 5
+
+    def get_by(self) -> None:
+        self._forget_indexes()
+        assert len(self.indexed.get_by("v", "v8")) == self.indexed.count([("v", "=", "v8")]) == 1
+
+    def get_by_in_a_transaction(self) -> None:
+        self._forget_indexes()
+        with self.client.transaction() as txn:
+            assert len(txn.get_by("i", "v", "v10")) == 1
+            assert len(txn.get_by("i", "v", "many")) == 1500
+
+    def _forget_indexes(self) -> None:
+        tables = internals.tables(self.client)
+        tables._indexes.clear()
+        tables._writers.clear()
 
     def fetch(self) -> None:
         assert self.topic.fetch(0, 0).records
@@ -185,8 +209,9 @@ def world(client: txnkv.Client, until: Callable[..., Any]) -> Iterator[World]:
 
 
 OPERATIONS = [
-    "get_memory", "get_disk", "get_many", "scan", "scan_short", "snapshot", "read_in_a_transaction",
-    "commit", "commit_large", "with_block", "run", "flush", "receive", "poll", "fetch",
+    "get_memory", "get_disk", "get_many", "scan", "scan_short", "scan_by_key", "get_by",
+    "get_by_in_a_transaction", "snapshot", "read_in_a_transaction", "commit", "commit_large",
+    "with_block", "run", "flush", "receive", "poll", "fetch",
 ]  # fmt: skip
 
 
@@ -245,7 +270,7 @@ stopping = threading.Event()
 beside = []
 
 def write_beside():
-    while not stopping.is_set():
+    while not stopping.wait(0.001):
         beside.append(len(beside))
         with client.transaction() as txn:
             txn.insert("t", (-len(beside), "beside"))

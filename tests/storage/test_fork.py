@@ -8,6 +8,7 @@ reader slot, so that pages were reused under a running read. Both were seen.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -177,6 +178,28 @@ def test_what_a_child_drops_the_parent_goes_on_to_hold(
     held.clear()
     assert runtime.least_pin() == 9
     other.end()
+
+
+def test_what_other_threads_held_goes_in_a_child_before_it_knows(
+    store: Store, in_child: InChild
+) -> None:
+    """Python drops what is local to threads that a child has not, and tells of the fork then."""
+    local, there, end = threading.local(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        local.held = store.runtime.hold_snapshot(7)
+        there.set()
+        end.wait()
+        del local.held
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    there.wait()
+    assert in_child(lambda: None) == 0
+    assert store.runtime.least_pin() == 7
+    end.set()
+    thread.join()
+    assert store.runtime.least_pin() is None
 
 
 def test_child_tells_and_hears_of_changes(store: Store, in_child: InChild) -> None:

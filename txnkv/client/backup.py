@@ -190,11 +190,12 @@ def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store_
 
 def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
     runtime = instance.store.runtime
-    _, held = history.hold_latest(instance.coordinator)
-    with instance.store.status.read() as cur:
-        (version,) = one(cur, "SELECT manifest_version FROM clock")
-    pins = held, runtime.hold_manifest(version)
+    _, snapshot = history.hold_latest(instance.coordinator)
+    pins = [snapshot]
     try:
+        with instance.store.status.read() as cur:
+            (version,) = one(cur, "SELECT manifest_version FROM clock")
+        pins.append(runtime.hold_manifest(version))
         plan = _copy_logs(instance, backup)
         for id, infos in plan.row_sets.items():
             tablet = instance.engine.tablet(id)

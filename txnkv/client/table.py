@@ -14,7 +14,7 @@ from txnkv.client.indexes import Index
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
-from txnkv.storage import new_lock, shielded
+from txnkv.storage import brief, new_lock, shielded
 from txnkv.tables import (
     OP,
     TOKEN_ROWS,
@@ -53,6 +53,7 @@ from txnkv.transaction import (
 
 T = TypeVar("T")
 
+_few: Final = brief(lookup.few)
 _count: Final = shielded(scan.count)
 
 _ROW_IDS: Final = 1000
@@ -299,7 +300,7 @@ class Table(Closing):
 
         def count(engine: TableEngine, info: TableInfo, view: ReadView) -> int:
             asked = scan.request(info, [], where, False, None)
-            few = lookup.few(engine, asked, view)
+            few = _few(engine, asked, view)
             return _count(engine, asked, view) if few is None else len(few)
 
         return self._read(snapshot, count)

@@ -239,7 +239,8 @@ class Layers:
             As `find`.
         """
         out = _new_range(_RANGE)
-        asked = _memory(own), low, len(low), high or ffi.NULL, len(high or b""), snapshot, most
+        bound = (ffi.NULL, 0) if high is None else (high, len(high))
+        asked = _memory(own), low, len(low), *bound, snapshot, most
         while status := lib.layers_range(self.c, *asked, out):
             if status == lib.LAYERS_RANGE_LONG:
                 return None

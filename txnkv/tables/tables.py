@@ -171,16 +171,19 @@ class Tables(Catalog[TableInfo]):
         at = table.id, table.since
         found = self._indexes.get(at)
         if found is None:
-            found = self._indexes.setdefault(at, tuple(self._indexes_of(table)))
+            found = self._indexes.setdefault(at, self._indexes_of(table))
         return found
 
-    def _indexes_of(self, table: TableInfo) -> Iterator[TableIndex]:
+    @brief
+    def _indexes_of(self, table: TableInfo) -> tuple[TableIndex, ...]:
+        made = []
         for info in table.schema.indexes:
             with self.store.status.read() as cur:
                 hidden = table_catalog.by_id(cur, info.table)
             if hidden is None:
                 raise table_catalog.changed(table)
-            yield TableIndex(table.schema, info, self.tablets(hidden)[0])
+            made.append(TableIndex(table.schema, info, self.tablets(hidden)[0]))
+        return tuple(made)
 
     def tablet(self, id: int) -> Tablet | None:
         """A tablet by its id; None when its table was dropped and purged."""

@@ -325,8 +325,8 @@ class TxnContext:
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
-                if (own := self.rows_at_hand("write")) is not None:
-                    outcome = Outcome()
+                if self.may_be_small:
+                    outcome, own = Outcome(), self._parts().rows
                     self.has_written = True
                     own.apply_rows(writer, op, rows, outcome, counted=counted)
                     if own.too_large:
@@ -345,8 +345,8 @@ class TxnContext:
             return Outcome()
         if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
             with self.lock:
-                if (own := self.rows_at_hand("write")) is not None:
-                    outcome = Outcome()
+                if self.may_be_small:
+                    outcome, own = Outcome(), self._parts().rows
                     self.has_written = True
                     own.apply_batch(table, op, ahead[0], outcome)
                     self.settle_if_possible()

@@ -67,7 +67,8 @@ class ScanToken:
 
 
 class Scan(Closing):
-    """Rows of one table. Lazy, repeatable, pinned to a snapshot at its first read.
+    """Rows of one table. Lazy, pinned to a snapshot at its first read, and repeatable as long as
+    the table is there.
 
     Belongs to one thread at a time.
 
@@ -223,8 +224,8 @@ class Scan(Closing):
     def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
         engine = self._connection.instance.engine
         pin = engine.store.runtime.hold_snapshot(view.snapshot)
-        engine.log.latest()  # what was given up before the pin was there is known from here on
         try:
+            engine.log.latest()  # what was given up before the pin was there is known from here on
             asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
             rows = lookup.few(engine, asked, view)
         except HistoryExpiredError:
@@ -232,8 +233,9 @@ class Scan(Closing):
         except BaseException:  # whoever keeps the error keeps this frame
             pin.end()
             raise
-        if rows is not None and self._seen is None:
-            self._asked = asked
-            # What a transaction writes later it goes on to leave out.
-            self._seen = view if view.own is None else replace(view, own=None), pin
+        with self._lock:
+            if rows is not None and self._seen is None and self._bound is None:
+                self._asked = asked
+                # What a transaction writes later it goes on to leave out.
+                self._seen = view if view.own is None else replace(view, own=None), pin
         return rows

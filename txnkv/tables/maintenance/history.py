@@ -98,7 +98,11 @@ def hold_at(coordinator: Coordinator, snapshot: Timestamp) -> Holding:
 def hold_latest(coordinator: Coordinator) -> tuple[Timestamp, Holding]:
     """The latest snapshot, readable until the holding is ended, or dropped."""
     made = Holding(coordinator.log.runtime.snapshots)
-    return _pin_latest(coordinator, made), made
+    try:
+        return _pin_latest(coordinator, made), made
+    except BaseException:
+        made.end()
+        raise
 
 
 def hold(coordinator: Coordinator, txn_id: int | None = None) -> Holding:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
+from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
@@ -77,6 +78,7 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
     return None if found is None else writer.rows.dict(encoded, found)
 
 
+@brief
 def get_by(
     tables: Tables, table: TableInfo, view: ReadView, columns: str | Sequence[str], values: Any
 ) -> list[dict[str, Any]]:
@@ -111,7 +113,12 @@ def get_by(
                 return found
     # NaN is in [NaN], as it is in an index, and equal to nothing.
     where = [(name, "in", [value]) for name, value in zip(names, given, strict=True)]
-    made = scan.plan(tables, scan.request(table, None, where, False, None), view)
+    return _scanned(tables, scan.request(table, None, where, False, None), view)
+
+
+@lengthy
+def _scanned(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]]:
+    made = scan.plan(tables, asked, view)
     try:
         return [row for batch in made.batches() for row in dicts(batch)]
     finally:
@@ -177,19 +184,21 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     is_range = filter.is_key_range(asked.table.schema)
     if view.txn_id is not None or not (is_range or filter.is_of_values(asked.table.schema)):
         return None
-    index = scan.chosen_index(tables, asked)
-    if index is None:
-        most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
-        rows = _few_by_key(tables, asked, view, most)
-    else:
-        rows = _few_by_index(tables, asked, view, *index)
+    try:
+        index = scan.chosen_index(tables, asked)
+        if index is None:
+            most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
+            rows = _few_by_key(tables, asked, view, most)
+        else:
+            rows = _few_by_index(tables, asked, view, *index)
+        if rows is not None and not is_range:
+            rows = filter.among(rows)
+    except (CorruptionError, core.CoreError, OverflowError, TypeError, ValueError):
+        # What is damaged may be the index, or a column that nobody asks for; and Python has no
+        # names for some instants, nor compares them.
+        return None
     if rows is None:
         return None
-    if not is_range:
-        try:
-            rows = filter.among(rows)
-        except TypeError:
-            return None  # one is an instant that Python cannot name, and compares as a number
     if limit is not None:
         del rows[limit:]
     if asked.columns == tuple(asked.table.schema.columns):
@@ -207,6 +216,8 @@ def _few_by_key(
     ranges = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
     if most == core.FEW and any(each.low is None or each.high is None for each in ranges):
         return None
+    if most == 0 or all(each.empty for each in ranges):
+        return None  # a plan has nothing to read either
     rows: list[dict[str, Any]] = []
     of_table = tables.row_writer(asked.table).rows
     for tablet in tablets:
@@ -214,7 +225,7 @@ def _few_by_key(
             if each.empty or (most < core.FEW and len(rows) >= most):
                 continue
             found = point.find_dicts(tables, tablet, of_table, view, each.low, each.high, most)
-            if found is None:
+            if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found
     return rows
@@ -238,7 +249,7 @@ def _few_by_index(
         if each.low is None or each.high is None:
             return None
         found = _of_entries(tables, writer, view, index, each)
-        if found is None or None in found:
+        if found is None or None in found or len(rows) + len(found) > core.FEW:
             return None
         rows += found  # type: ignore[arg-type]
     return rows
