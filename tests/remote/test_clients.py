@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,32 @@ def test_streams_of_many_rows(store: txnkv.Client, remote: Remote) -> None:
     with client.transaction() as txn, pytest.raises(txnkv.RowErrors) as caught:
         txn.write("t", rows.slice(0, 100_000))
     assert caught.value.count == 100_000
+
+
+def test_few_rows_come_as_here(store: txnkv.Client, remote: Remote) -> None:
+    """In one answer, if that is small, and batches would not keep more of their types."""
+    zone, utc = "timestamp[us, tz=Europe/Berlin]", "timestamp[us, tz=UTC]"
+    schema = {"k": "int64", "at": utc, "in": f"list<{zone}>?", "v": "binary"}
+    here = store.create_table("few", txnkv.Schema(schema, primary_key=["k"]))
+    at = datetime(2024, 3, 30, 11, tzinfo=UTC)
+    few = [("k", ">=", 0), ("k", "<", 40)]
+    for k in range(3):
+        here.insert({"k": k, "at": at, "in": [at], "v": b"x"})
+    there = remote().table("few")
+    for columns in (["k", "at"], None):
+        wanted = repr(list(here.scan(columns, few, ordered=True)))
+        scan = there.scan(columns, few, ordered=True)
+        assert repr(list(scan)) == wanted
+        here.upsert({"k": 2, "at": at, "in": None, "v": b"y"})
+        assert repr(list(scan)) == wanted
+        assert scan.to_arrow().num_rows == 3
+    scan = there.scan(where=few)
+    here.alter(add={"n": txnkv.Column("int8", default=7)}, drop=["in"])
+    assert {row["n"] for row in scan} == {7}
+    assert scan.schema.names == ["k", "at", "v", "n"]
+    for k in range(30):
+        here.upsert({"k": k, "at": at, "v": bytes(100_000)})
+    assert sum(len(row["v"]) for row in there.scan(where=few)) == 3_000_000
 
 
 def test_an_exactly_once_pipe(store: txnkv.Client, remote: Remote) -> None:

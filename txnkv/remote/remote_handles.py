@@ -302,8 +302,13 @@ class RemoteScan(RemoteHandle, Scan):
 
     def _few(self) -> list[dict[str, Any]] | None:
         self._ready()
-        found: list[dict[str, Any]] | None = self._call("few")
-        return found
+        found: dict[str, Any] | None = self._call("few")
+        if found is None:
+            return None
+        self._bound = Timestamp(found["snapshot"])
+        self._schema = found["schema"] or self._schema
+        rows: list[dict[str, Any]] = found["rows"]
+        return rows
 
     def _ready(self) -> None:
         self._connection.require_open()

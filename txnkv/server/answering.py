@@ -41,7 +41,7 @@ from txnkv.errors import (
 from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Limits, Reference
 from txnkv.server.users import About
-from txnkv.tables import DELETES, arrow_input
+from txnkv.tables import DELETES, arrow_input, lookup
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
@@ -64,6 +64,9 @@ _KINDS: Final[dict[str, type]] = {
 _NAMED: Final = (dict, type(None))
 _MOST_SECONDS: Final = 10.0
 """A poll waits at most so long; its client asks again."""
+
+_MOST_AT_ONCE: Final = 1 << 20
+"""Bytes, about, of rows in one answer."""
 
 _MOST_IDS: Final = 1000
 _LONGEST_ADDRESS: Final = 300
@@ -477,9 +480,21 @@ def _batches(guest: Guest, scan: Scan) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(scan.schema, batches)
 
 
-def _few(guest: Guest, scan: Scan) -> list[dict[str, Any]] | None:
-    zones = {getattr(field.type, "tz", None) for field in scan.schema}
-    return scan._few() if zones <= {None, "UTC"} else None  # of others batches keep the name
+def _few(guest: Guest, scan: Scan) -> dict[str, Any] | None:
+    """Few rows, their snapshot, and the schema where it is another by now; None: batches come."""
+    before, rows = scan.schema, scan._few()
+    if rows is None or sum(map(lookup.text_bytes, rows)) > _MOST_AT_ONCE:
+        return None
+    if any(_has_zone(field.type) for field in scan.schema):
+        return None  # whose name batches keep
+    schema = None if scan.schema.equals(before) else scan.schema
+    return {"rows": rows, "snapshot": scan.snapshot, "schema": schema}
+
+
+def _has_zone(kind: pa.DataType, *, inside: bool = False) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is not None and (inside or kind.tz != "UTC")
+    return any(_has_zone(kind.field(i).type, inside=True) for i in range(kind.num_fields))
 
 
 def _names(kind: str) -> Any:

@@ -218,7 +218,8 @@ class Scan(Closing):
         if self._pieces is not None or self._bound is not None:
             return None
         self._connection.require_open()
-        return self._find_few(self._view() if self._seen is None else self._seen[0])
+        seen = self._seen
+        return self._find_few(self._view() if seen is None else seen[0])
 
     @brief
     def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
@@ -238,4 +239,6 @@ class Scan(Closing):
                 self._asked = asked
                 # What a transaction writes later it goes on to leave out.
                 self._seen = view if view.own is None else replace(view, own=None), pin
-        return rows
+            first = self._seen or self._bound
+            # Another call may have been first, that nobody waits for.
+            return rows if first is not None and first[0].snapshot == view.snapshot else None

@@ -6,6 +6,7 @@ search by a view that was taken before goes layer by layer, and takes in what is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ from txnkv.tables.tablets import (
     Tablet,
     TabletView,
 )
+
+_SAMPLED: Final = 16
+"""One of so many rows is looked at for its size."""
 
 _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
@@ -158,16 +162,30 @@ def _rows_by(
 
 
 def _of_entries(
-    tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, of: KeyRange
+    tables: Tables,
+    writer: RowWriter,
+    view: ReadView,
+    index: TableIndex,
+    of: KeyRange,
+    left: float = math.inf,
 ) -> list[dict[str, Any] | None] | None:
-    """The rows of the entries in a range of an index; None where they are many."""
+    """The rows of the entries in a range of an index; None where they are many, or have more than
+    `left` bytes, about.
+    """
     tablet = index.tablet
     rows = tables.row_writer(tablet.table).rows
     entries = point.find_dicts(tables, tablet, rows, view, of.low, of.high)
     if entries is None:
         return None
-    keys = (index.row_key(tuple(entry.values())) for entry in entries)
-    return [get(tables, writer, view, key) for key in keys]
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        row = get(tables, writer, view, index.row_key(tuple(entry.values())))
+        found.append(row)
+        if len(found) % _SAMPLED == 0 and row is not None:
+            left -= _SAMPLED * text_bytes(row)
+            if left < 0:
+                return None
+    return found
 
 
 def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
@@ -248,7 +266,7 @@ def _few_by_index(
     for each in ranges:
         if each.low is None or each.high is None:
             return None
-        found = _of_entries(tables, writer, view, index, each)
+        found = _of_entries(tables, writer, view, index, each, point.FEW_BYTES)
         if found is None or None in found or len(rows) + len(found) > core.FEW:
             return None
         rows += found  # type: ignore[arg-type]
@@ -259,6 +277,11 @@ def _are_own(view: ReadView, tablets: Sequence[Tablet]) -> bool:
     """Return True where a transaction wrote itself; a scan goes on to see what was there first."""
     own = view.own
     return own is not None and any(own.memory(tablet.id) is not None for tablet in tablets)
+
+
+def text_bytes(row: dict[str, Any]) -> int:
+    """Bytes of the texts and of the bytes in a row."""
+    return sum(len(value) for value in row.values() if isinstance(value, str | bytes))
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ once. Smaller ones are copied. So while a row set's header is there, its blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -48,6 +48,9 @@ from txnkv.tables.tablets import (
 )
 
 T = TypeVar("T")
+
+FEW_BYTES: Final = 1 << 20
+"""Few rows that have more, about, come in batches."""
 
 Ask = Callable[["Published", core.Load], T]
 
@@ -320,7 +323,14 @@ def find_dicts(
         if found is None:
             return None
         slices = found[1].rows(tablet.memory_rows.since, tablet.memory_rows.row)
-        return [rows.dict(found[0].key(i), slices.row(i)) for i in range(found[0].n)]
+        left, made = FEW_BYTES, []
+        for i in range(found[0].n):
+            row = slices.row(i)
+            left -= len(row)
+            if left < 0:
+                return None
+            made.append(rows.dict(found[0].key(i), row))
+        return made
 
     return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
 
