@@ -119,6 +119,32 @@ def test_blocks_are_read_ahead_by_threads_in_key_order_too(
     assert len(threads) <= 1, "a few rows need no more than their block"
 
 
+def test_one_that_is_broken_off_waits_for_nobody(
+    client: txnkv.Client, put: Any, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector drops it in any thread, also in one that has what its readers wait for."""
+    table = client.create_table("many", SCHEMA)
+    put(table, rows(*range(200)))
+    go_on, begun, read = threading.Event(), [], Plan._read
+
+    def waits(self: Plan, unit: Any) -> Any:
+        begun.append(unit)
+        if len(begun) > 3:
+            assert go_on.wait(60)
+        return read(self, unit)
+
+    monkeypatch.setattr(Plan, "_read", waits)
+    batches = table.scan()._planned().batches(threads=2)
+    assert next(batches).num_rows
+    dropped = threading.Thread(target=batches.close)  # type: ignore[attr-defined]
+    dropped.start()
+    dropped.join(30)
+    still = dropped.is_alive()
+    go_on.set()
+    assert not still
+    assert same(table.scan().to_arrow().sort_by("k"), *range(200))
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_limit(many: txnkv.Table, ordered: bool) -> None:
     for limit in (0, 1, 5, 23, 99, 100, 1000):

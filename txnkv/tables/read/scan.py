@@ -93,7 +93,8 @@ class Plan:
                 if batch is not None:
                     yield batch
             return
-        with ThreadPoolExecutor(threads, thread_name_prefix="txnkv-scan") as pool:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="txnkv-scan")
+        try:
             waiting: deque[Future[pa.RecordBatch | None]] = deque()
             for unit in self.units(parts):
                 waiting.append(pool.submit(self._read, unit))
@@ -105,6 +106,10 @@ class Plan:
                 batch = waiting.popleft().result()
                 if batch is not None:
                     yield batch
+        finally:
+            # Not waited for: what was broken off is dropped by the collector, in any thread, which
+            # may have the lock that they want.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
         """Yield the units that are to be read of `parts`."""
