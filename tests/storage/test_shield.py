@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -93,6 +95,33 @@ def test_errors_come_back() -> None:
     with pytest.raises(KeyError, match="x") as caught:
         fail()
     assert any(entry.name == "fail" for entry in caught.traceback)
+
+
+@pytest.mark.parametrize("way", [shielded, brief, lengthy])
+def test_what_a_call_had_goes_with_its_error(way: Any) -> None:
+    """Not when the collector comes, which may be in another thread: locks are of one."""
+
+    class Held:
+        pass
+
+    there: list[weakref.ref[Held]] = []
+
+    def fails() -> None:
+        held = Held()
+        there.append(weakref.ref(held))
+        raise ValueError(held.__class__)
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            with suppress(ValueError):
+                way(fails)()
+            until = time.monotonic() + 10
+            while there[-1]() is not None and time.monotonic() < until:
+                time.sleep(0.001)  # the thread has it for a moment longer
+            assert there[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_interrupted_goes_on_to_its_end() -> None:

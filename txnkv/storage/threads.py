@@ -100,7 +100,11 @@ class _Call:
         try:
             self.result = self.fn(*self.args, **self.kwargs)
         except BaseException as error:
-            self.error = error
+            # Without this frame, which has the call, and so would keep all that it had until the
+            # collector comes, in whatever thread.
+            trace = error.__traceback__
+            self.error = error.with_traceback(None if trace is None else trace.tb_next)
+            del trace
 
 
 class _Threads:
@@ -140,11 +144,12 @@ class _Threads:
         except BaseException:
             call.abandoned = True
             raise
-        if call.error is not None:
+        error, call.error = call.error, None  # frames of the traceback have the call
+        if error is not None:
             try:
-                raise call.error
+                raise error
             finally:
-                del call  # else the traceback would refer to itself
+                del error
         return call.result
 
     def _serve(self) -> None:
@@ -264,7 +269,7 @@ def lengthy(fn: Callable[P, T]) -> Callable[P, T]:
             handed.abandoned = True
             raise
         finally:
-            del handed  # as in `outcome`
+            del handed
 
     return call
 
