@@ -119,7 +119,8 @@ def _questions(orders: txnkv.Table) -> list[tuple[str, bool, Callable[[Any], Any
 
 def _customers(some: int, count: int) -> Callable[[int], Iterable[Any]]:
     def asked(number: int) -> Iterable[Any]:
-        return np.random.default_rng(number).integers(0, some, count).tolist()  # type: ignore[no-any-return]
+        found: list[int] = np.random.default_rng(number).integers(0, some, count).tolist()
+        return found
 
     return asked
 

@@ -137,7 +137,7 @@ cli: a page that draws ends of transactions, repairs, and keeps its samples.
 cli, client, core, topics: topics that keep the last message of each key; segments as options.
 transaction: which stores are open. cli: JSON of texts that need no escapes, in fewer passes.
 coordinator, tables: a history without an end.
-tables, transaction: scans of a few rows as dicts, by key or index, without a plan.
+aio, server, tables, transaction: scans of a few rows as dicts, by key or index, without a plan.
 coordinator: long work ends when the store is closed.
 cli: output into pipes; the end of servers and queries by signals; typed messages by columns;
 queries that name nothing there.

@@ -7,7 +7,7 @@ import pickle
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -135,8 +135,9 @@ def test_one_that_is_broken_off_waits_for_nobody(
 
     monkeypatch.setattr(Plan, "_read", waits)
     batches = table.scan()._planned().batches(threads=2)
+    assert isinstance(batches, Generator)
     assert next(batches).num_rows
-    dropped = threading.Thread(target=batches.close)  # type: ignore[attr-defined]
+    dropped = threading.Thread(target=batches.close)
     dropped.start()
     dropped.join(30)
     still = dropped.is_alive()

@@ -48,7 +48,8 @@ that they want, and then nothing goes on any more:
     -> its finalizer waits for the lock of the ids
 
 So a finalizer puts its work into a queue, which is safe anywhere, and a thread does it. The
-finalizer is the queue's own `put`, which is C: one in Python could be broken off by a signal.
+finalizer is the queue's own `put`, which is C: one in Python could be broken off by a signal. A
+generator that was broken off is ended so, too: at its end it waits for no thread and no lock.
 """
 
 from __future__ import annotations

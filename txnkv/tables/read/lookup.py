@@ -217,8 +217,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         return None
     if rows is None:
         return None
-    if limit is not None:
-        del rows[limit:]
+    rows = rows[:limit]
     if asked.columns == tuple(asked.table.schema.columns):
         return rows
     return [{name: row[name] for name in asked.columns} for row in rows]
@@ -269,7 +268,7 @@ def _few_by_index(
         found = _of_entries(tables, writer, view, index, each, point.FEW_BYTES)
         if found is None or None in found or len(rows) + len(found) > core.FEW:
             return None
-        rows += found  # type: ignore[arg-type]
+        rows += filter(None, found)
     return rows
 
 

@@ -305,18 +305,23 @@ def find_dicts(
     high: bytes | None,
     most: int = core.FEW,
 ) -> list[dict[str, Any]] | None:
-    """The same as dicts.
+    """The rows of a short range as `find_range` finds them, as dicts; None also where they have
+    more than `FEW_BYTES`.
 
     Args:
-        rows: of the tablet's table.
+        rows: the codec of the tablet's table.
+
+    Raises:
+        As `find_rows`.
     """
     if view.reads is not None:
         view.reads.add_range(tablet.id, low, high)
     own = None if view.own is None else view.own.memory(tablet.id)
     if view.txn_id is None:
-        made = tablet.at_hand.range(rows, low, high, most, view.snapshot, own)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        asked = low, high, most, view.snapshot, own
+        known: list[dict[str, Any]] = tablet.at_hand.range(rows, *asked)
+        if known is not NotImplemented:
+            return known
 
     def ask(published: Published, load: core.Load) -> list[dict[str, Any]] | None:
         found = published.layers.range(own, low or b"", high, view.snapshot, load, most)
