@@ -22,7 +22,8 @@ static int fill(PyObject *module) {
     if (add_type(module, "RowCheck", &row_check_spec) < 0) return -1;
     if (add_type(module, "SqliteWriter", &sqlite_writer_spec) < 0) return -1;
     if (add_type(module, "Table", &row_table_spec) < 0) return -1;
-    return add_type(module, "Words", &words_spec);
+    if (add_type(module, "Words", &words_spec) < 0) return -1;
+    return add_type(module, "Writes", &writes_spec);
 }
 
 static PyMethodDef functions[] = {

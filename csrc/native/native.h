@@ -16,6 +16,7 @@ extern PyType_Spec row_check_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec sqlite_writer_spec;
 extern PyType_Spec words_spec;
+extern PyType_Spec writes_spec;
 
 /* Whether an object is Words that have a word, else -1 with an error set; then what it is, and a
  * new value. */

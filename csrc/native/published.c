@@ -32,6 +32,8 @@ static uint64_t word_of(const Py_buffer *buffer, size_t i) {
     return __atomic_load_n((const uint64_t *)buffer->buf + i, __ATOMIC_ACQUIRE);
 }
 
+uint64_t published_epoch(const published_t *self) { return word_of(&self->epoch, 0); }
+
 static void empty(published_t *self) {
     PyObject *keep = self->keep, *begin = self->begin, *defaults = self->defaults;
     Py_buffer word = self->word;

@@ -40,4 +40,7 @@ published_status_t published_find(published_t *published, const mem_row_set_t *o
                                   const uint8_t *key, size_t key_len, uint64_t snapshot,
                                   row_bytes_t *row);
 
+/* The epoch that is now, of which everything published has to be. */
+uint64_t published_epoch(const published_t *published);
+
 #endif

@@ -1,25 +1,52 @@
-/* The rows of a table one by one: read by keys as callers give them, as dicts, and written into a
- * transaction's own sets. */
+#include "native/reader.h"
+
 #include <stdbool.h>
 
 #include "native/native.h"
-#include "native/published.h"
 #include "common/bytes.h"
 #include "rowset/partition.h"
 
-typedef struct {
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
+struct reader {
     PyObject_HEAD
-    PyObject *table; /* a row_table_t */
-    PyObject *tablets; /* a tuple of published_t, with the id of each behind it */
+    PyObject *table;   /* a row_table_t */
+    PyObject *tables;  /* whose it is */
+    PyObject *tablets; /* a tuple of published_t, each with its id and its tablet behind it */
     Py_ssize_t n;
-    bool hashed; /* a key's tablet follows from the hash of all of it */
-} reader_t;
+    uint64_t since;    /* no snapshot below has the table as it is here */
+    uint64_t epoch;    /* for which it was confirmed */
+    bool hashed;       /* a key's tablet follows from the hash of all of it */
+    bool indexed;
+};
+
+enum { EACH = 3 /* of `tablets` */ };
+
+static PyObject *id_of(const reader_t *self, Py_ssize_t number) {
+    return PyTuple_GetItem(self->tablets, EACH * number + 1);
+}
+
+static published_t *published_of(const reader_t *self, Py_ssize_t number) {
+    return (published_t *)PyTuple_GetItem(self->tablets, EACH * number);
+}
+
+bool reader_is_indexed(const reader_t *self) { return self->indexed; }
+
+row_table_t *reader_table(const reader_t *self) { return (row_table_t *)self->table; }
+
+static bool is_confirmed(const reader_t *self) {
+    return self->n != 0 && self->epoch == published_epoch(published_of(self, 0));
+}
+
+bool reader_is_current(const reader_t *self, PyObject *tables, uint64_t snapshot) {
+    return self->tables == tables && self->since <= snapshot && is_confirmed(self);
+}
 
 /* The number of a key's tablet; false: it does not follow from the key alone. */
 static bool tablet_of(const reader_t *self, const row_bytes_t *key, Py_ssize_t *at) {
     uint16_t number = 0;
     const keys_t keys = {key->data, key->len, NULL, (uint32_t)key->len, 1};
-    if (self->n > 1 && (!self->hashed || key->len == 0)) return false;
+    if (self->n == 0 || (self->n > 1 && (!self->hashed || key->len == 0))) return false;
     if (self->n > 1) partition_hash(&keys, (uint32_t)self->n, &number);
     *at = number;
     return true;
@@ -29,8 +56,7 @@ static bool tablet_of(const reader_t *self, const row_bytes_t *key, Py_ssize_t *
 static int note(const reader_t *self, PyObject *add_key, Py_ssize_t at, const row_bytes_t *key) {
     PyObject *bytes = PyBytes_FromStringAndSize((const char *)key->data, (Py_ssize_t)key->len);
     if (bytes == NULL) return -1;
-    PyObject *done = PyObject_CallFunctionObjArgs(
-        add_key, PyTuple_GetItem(self->tablets, 2 * at + 1), bytes, NULL);
+    PyObject *done = PyObject_CallFunctionObjArgs(add_key, id_of(self, at), bytes, NULL);
     Py_DECREF(bytes);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
@@ -58,7 +84,7 @@ static bool number_of(PyObject *given, unsigned long long *out) {
 
 /* The set of a tablet among {id: MemRowSet}; NULL, maybe with an error set: there is none. */
 static mem_row_set_t *own_of(const reader_t *self, PyObject *own, Py_ssize_t at) {
-    PyObject *id = PyTuple_GetItem(self->tablets, 2 * at + 1);
+    PyObject *id = id_of(self, at);
     PyObject *set = id == NULL ? NULL : PyDict_GetItemWithError(own, id);
     return set == NULL ? NULL : mem_set_of(set);
 }
@@ -80,32 +106,24 @@ static published_status_t look(const reader_t *self, Py_ssize_t at, const mem_ro
         return PUBLISHED_FOUND;
     }
     if (add_key != Py_None && note(self, add_key, at, key) < 0) return PUBLISHED_ERROR;
-    published_t *tablet = (published_t *)PyTuple_GetItem(self->tablets, 2 * at);
-    return published_find(tablet, NULL, key->data, key->len, snapshot, row);
+    return published_find(published_of(self, at), NULL, key->data, key->len, snapshot, row);
 }
 
-/* get(key, snapshot=None, add_key=None, own=None): the row, None, or NotImplemented for a miss. */
-static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t n) {
-    reader_t *self = (reader_t *)object;
-    unsigned long long snapshot = PUBLISHED_LATEST;
-    if (n < 1 || n > 4 || (n > 3 && args[3] != Py_None && !PyDict_CheckExact(args[3]))) {
-        PyErr_SetString(PyExc_TypeError, "get() takes a key, a snapshot, a function and a dict");
-        return NULL;
-    }
-    if (n > 1 && !number_of(args[1], &snapshot)) return NULL;
+PyObject *reader_find(reader_t *self, PyObject *given, const reader_own_t *own) {
+    PyObject *tablets = Py_NewRef(self->tablets); /* a look may let other threads run */
     row_bytes_t key, row;
     Py_ssize_t at;
     row_bytes_init(&key);
     row_bytes_init(&row);
     published_status_t status = PUBLISHED_MISS;
-    const mem_row_set_t *own = NULL;
-    switch (row_table_key((row_table_t *)self->table, args[0], &key)) {
+    switch (row_table_key((row_table_t *)self->table, given, &key)) {
         case ROW_TABLE_OK:
-            if (!tablet_of(self, &key, &at)) break;
-            if (n > 3 && args[3] != Py_None) own = own_of(self, args[3], at);
-            status = own == NULL && PyErr_Occurred() != NULL
-                         ? PUBLISHED_ERROR
-                         : look(self, at, own, &key, snapshot, n > 2 ? args[2] : Py_None, &row);
+            if (tablet_of(self, &key, &at)) {
+                const mem_row_set_t *set = own->sets == NULL ? NULL : own_of(self, own->sets, at);
+                status = set == NULL && PyErr_Occurred() != NULL
+                             ? PUBLISHED_ERROR
+                             : look(self, at, set, &key, own->snapshot, own->add_key, &row);
+            }
             break;
         case ROW_TABLE_OTHER: break;
         case ROW_TABLE_ERROR: status = PUBLISHED_ERROR; break;
@@ -113,101 +131,130 @@ static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     PyObject *made = answer(self, status, &key, &row);
     row_bytes_free(&key);
     row_bytes_free(&row);
+    Py_DECREF(tablets);
     return made;
 }
 
-/* What an operation makes of a key: tables/operations.py has the table. A PUT is an upsert of whole
- * rows of which nobody asks whether they were there. */
-enum { INSERT = 0, UPSERT = 1, UPDATE = 2, DELETE = 3, PUT = 4 };
+/* get(key, snapshot=None, add_key=None): the row, None, or NotImplemented for a miss; of the latest
+ * snapshot also where it was not confirmed that the table is still as it is here. */
+static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    unsigned long long snapshot = PUBLISHED_LATEST;
+    if (n < 1 || n > 3) {
+        PyErr_SetString(PyExc_TypeError, "get() takes a key, a snapshot and a function");
+        return NULL;
+    }
+    if (n > 1 && !number_of(args[1], &snapshot)) return NULL;
+    reader_t *self = (reader_t *)object;
+    if (snapshot == PUBLISHED_LATEST && !is_confirmed(self)) return Py_NewRef(Py_NotImplemented);
+    const reader_own_t none = {.add_key = n > 2 ? args[2] : Py_None, .snapshot = snapshot};
+    return reader_find(self, args[0], &none);
+}
 
 static bool is_refused(int op, bool there) {
     return there ? op == INSERT : op == UPDATE || op == DELETE;
 }
 
-/* What became of a row, in the low bits of an answer; 0 is left to Python. */
-enum { INSERTED = 1, UPDATED = 2, DELETED = 3, WHAT_BITS = 2 };
-
-/* Writes the row of a key into a transaction's own set. */
-static int64_t put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *own,
-                        uint64_t number, published_status_t found, const row_bytes_t *key,
-                        const row_bytes_t *old, row_bytes_t *row) {
-    const bool there = found == PUBLISHED_FOUND;
-    const uint8_t *bytes = NULL;
-    if (op != DELETE) {
-        row_table_t *table = (row_table_t *)self->table;
-        row_bytes_t again;
-        row_bytes_init(&again);
-        const row_table_status_t status = row_table_values(
-            table, values, there && op != INSERT ? old->data : NULL, old->len, &again, row);
-        row_bytes_free(&again);
-        if (status != ROW_TABLE_OK) return 0;
-        bytes = row->data;
-    }
-    if (mem_row_set_put(own, key->data, key->len, number, bytes, row->len) != STATUS_OK) return 0;
-    const int64_t what = op == DELETE ? DELETED : there ? UPDATED : INSERTED;
-    return (int64_t)(key->len + row->len) << WHAT_BITS | what;
+/* Writes the row of a key, which is the old one if that is there. */
+static int put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *set, reader_own_t *own,
+                   const row_bytes_t *key, const row_bytes_t *old, bool there) {
+    row_bytes_t again, row;
+    row_bytes_init(&again);
+    row_bytes_init(&row);
+    const uint8_t *before = there && op != INSERT ? old->data : NULL;
+    bool done = op == DELETE ||
+                row_table_values((row_table_t *)self->table, values, before, old->len, &again,
+                                 &row) == ROW_TABLE_OK;
+    done = done && mem_row_set_put(set, key->data, key->len, own->statement,
+                                   op == DELETE ? NULL : row.data, row.len) == STATUS_OK;
+    own->bytes = key->len + row.len;
+    row_bytes_free(&again);
+    row_bytes_free(&row);
+    if (!done) return LEFT;
+    return op == DELETE ? DELETED : there ? UPDATED : INSERTED;
 }
 
-/* write(op, values, own, number, snapshot, add_key): takes one row into the sets {id: MemRowSet} of
- * a transaction as its statement `number`. The bytes of key and row, shifted, with what became of
- * it; below 0: nothing yet, for the tablet of number -1 - n has no set so far; 0: it is refused, or
- * the way through Python knows. */
-static PyObject *reader_write(PyObject *object, PyObject *const *args, Py_ssize_t n) {
-    reader_t *self = (reader_t *)object;
+static int write_at(reader_t *self, int op, PyObject *values, reader_own_t *own,
+                    const row_bytes_t *key, row_bytes_t *old) {
+    mem_row_set_t *set = own_of(self, own->sets, own->tablet);
+    published_status_t found = PUBLISHED_ABSENT;
+    if (set == NULL && PyErr_Occurred() != NULL) return LEFT;
+    if (op != PUT) {
+        found = look(self, own->tablet, set, key, own->snapshot, own->add_key, old);
+    }
+    if (found != PUBLISHED_FOUND && found != PUBLISHED_ABSENT) return LEFT;
+    const bool there = found == PUBLISHED_FOUND;
+    if (is_refused(op, there)) return LEFT;
+    return set == NULL ? NO_SET : put_row(self, op, values, set, own, key, old, there);
+}
+
+int reader_write(reader_t *self, int op, PyObject *values, reader_own_t *own, row_bytes_t *key) {
     row_table_t *table = (row_table_t *)self->table;
-    unsigned long long number, snapshot;
-    const long op = n == 6 ? PyLong_AsLong(args[0]) : -1;
-    if (op < INSERT || op > PUT || !PyDict_CheckExact(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "write() takes op, values, own, number, snapshot, add_key");
+    PyObject *tablets = Py_NewRef(self->tablets);
+    row_bytes_t old;
+    int what = LEFT;
+    row_bytes_init(&old);
+    const row_table_status_t known = op == DELETE ? row_table_key_values(table, values, key)
+                                                  : row_table_key_of(table, values, key);
+    if (known == ROW_TABLE_OK && tablet_of(self, key, &own->tablet)) {
+        own->place = Py_NewRef(PyTuple_GetItem(tablets, EACH * own->tablet + 2));
+        what = write_at(self, op, values, own, key, &old);
+    }
+    row_bytes_free(&old);
+    Py_DECREF(tablets);
+    /* Python tells of an error, on its own way; a signal's is none. */
+    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return FAILED;
+    PyErr_Clear();
+    return what;
+}
+
+/* -- the type -------------------------------------------------------------------------------- */
+
+reader_t *reader_of(PyObject *object) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)reader_new) return (reader_t *)object;
+    PyErr_Format(PyExc_TypeError, "a Reader is needed, not %R", object);
+    return NULL;
+}
+
+/* confirm(epoch): it is of the catalog as it was when the epoch was this one. */
+static PyObject *reader_confirm(PyObject *object, PyObject *epoch) {
+    unsigned long long number;
+    if (!number_of(epoch, &number)) return NULL;
+    ((reader_t *)object)->epoch = number;
+    Py_RETURN_NONE;
+}
+
+/* forget(): the tablets of a former schema, whoever keeps the reader. */
+static PyObject *reader_forget(PyObject *object, PyObject *none) {
+    reader_t *self = (reader_t *)object;
+    PyObject *before = self->tablets, *empty = PyTuple_New(0);
+    (void)none;
+    if (empty == NULL) return NULL;
+    self->n = 0;
+    self->tablets = empty;
+    Py_DECREF(before);
+    Py_RETURN_NONE;
+}
+
+/* Reader(table, tables, tablets, since, hashed, indexed) */
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *table, *tables, *tablets;
+    unsigned long long since;
+    int hashed, indexed;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OOO!Kpp", &table, &tables, &PyTuple_Type, &tablets, &since, &hashed,
+                          &indexed)) {
         return NULL;
     }
-    if (!number_of(args[3], &number) || !number_of(args[4], &snapshot)) return NULL;
-    row_bytes_t key, old, row;
-    Py_ssize_t at;
-    int64_t done = 0;
-    row_bytes_init(&key);
-    row_bytes_init(&old);
-    row_bytes_init(&row);
-    const row_table_status_t known = op == DELETE ? row_table_key_values(table, args[1], &key)
-                                                  : row_table_key_of(table, args[1], &key);
-    if (known == ROW_TABLE_OK && tablet_of(self, &key, &at)) {
-        mem_row_set_t *own = own_of(self, args[2], at);
-        published_status_t found = PUBLISHED_MISS;
-        if (own != NULL || PyErr_Occurred() == NULL) {
-            found = op == PUT ? PUBLISHED_ABSENT
-                              : look(self, at, own, &key, snapshot, args[5], &old);
-        }
-        const bool known_row = found == PUBLISHED_FOUND || found == PUBLISHED_ABSENT;
-        if (known_row && !is_refused((int)op, found == PUBLISHED_FOUND)) {
-            done = own == NULL
-                       ? -1 - (int64_t)at
-                       : put_row(self, (int)op, args[1], own, number, found, &key, &old, &row);
-        }
-    }
-    row_bytes_free(&key);
-    row_bytes_free(&old);
-    row_bytes_free(&row);
-    /* Python tells of an error, on its own way; a signal's is none. */
-    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
-    PyErr_Clear();
-    return PyLong_FromLongLong(done);
-}
-
-/* Reader(table, tablets, hashed) */
-static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *table, *tablets;
-    int hashed;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO!p", &table, &PyTuple_Type, &tablets, &hashed)) return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     reader_t *self = (reader_t *)alloc(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(table);
-    self->table = table;
-    Py_INCREF(tablets);
-    self->tablets = tablets;
-    self->n = PyTuple_Size(tablets) / 2;
+    self->table = Py_NewRef(table);
+    self->tables = Py_NewRef(tables);
+    self->tablets = Py_NewRef(tablets);
+    self->n = PyTuple_Size(tablets) / EACH;
+    self->since = since;
     self->hashed = hashed != 0;
+    self->indexed = indexed != 0;
     return (PyObject *)self;
 }
 
@@ -215,6 +262,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg) {
     reader_t *self = (reader_t *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->table);
+    Py_VISIT(self->tables);
     Py_VISIT(self->tablets);
     return 0;
 }
@@ -222,6 +270,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg) {
 static int reader_clear(PyObject *object) {
     reader_t *self = (reader_t *)object;
     Py_CLEAR(self->table);
+    Py_CLEAR(self->tables);
     Py_CLEAR(self->tablets);
     return 0;
 }
@@ -236,8 +285,9 @@ static void reader_dealloc(PyObject *object) {
 }
 
 static PyMethodDef methods[] = {
+    {"confirm", reader_confirm, METH_O, NULL},
+    {"forget", reader_forget, METH_NOARGS, NULL},
     {"get", (PyCFunction)(void (*)(void))reader_get, METH_FASTCALL, NULL},
-    {"write", (PyCFunction)(void (*)(void))reader_write, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -115,6 +115,13 @@ row_table_status_t row_table_fits(row_table_t *table, uint32_t column, PyObject 
     return known(table->columns + column, value);
 }
 
+bool row_table_is_whole(const row_table_t *table, PyObject *values) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
+        if (PyTuple_GetItem(values, i) == table->missing) return false;
+    }
+    return true;
+}
+
 uint64_t row_table_size(PyObject *values) {
     const Py_ssize_t n = PyTuple_Size(values);
     uint64_t size = 8 * (uint64_t)n;

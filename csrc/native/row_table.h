@@ -71,6 +71,8 @@ row_table_status_t row_table_check(row_table_t *table, PyObject *given, bool par
                                    PyObject **out);
 row_table_status_t row_table_check_key(row_table_t *table, PyObject *given, PyObject **out);
 row_table_status_t row_table_fits(row_table_t *table, uint32_t column, PyObject *value);
+/* No column is missing in them. */
+bool row_table_is_whole(const row_table_t *table, PyObject *values);
 /* About what values take: eight bytes each, and the length of text and bytes. */
 uint64_t row_table_size(PyObject *values);
 

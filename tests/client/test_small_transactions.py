@@ -480,7 +480,7 @@ def test_a_statement_that_fails_leaves_nothing(
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
-    take = SmallWrites._write
+    take = SmallWrites.write
     left = iter(range(3))
 
     def failing(*args: Any) -> Any:
@@ -488,7 +488,7 @@ def test_a_statement_that_fails_leaves_nothing(
             raise txnkv.UnavailableError("the disk is away")
         return take(*args)
 
-    monkeypatch.setattr(SmallWrites, "_write", failing)
+    monkeypatch.setattr(SmallWrites, "write", failing)
     for id in range(2, 8):
         txn.insert(table, (id, "a"))
     with pytest.raises(txnkv.UnavailableError):

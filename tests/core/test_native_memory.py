@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import apsw
@@ -26,6 +27,7 @@ import pytest
 
 from txnkv import core
 from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
+from txnkv.storage import clock
 from txnkv.storage.sqlite_connection import native_writer
 from txnkv.tables import MISSING
 
@@ -145,6 +147,13 @@ def test_snapshots_that_are_in_memory() -> None:
     assert find(key(5), SNAPSHOT) is NotImplemented
 
 
+class Rows(core.Writes):
+    """Those of a transaction, which has a set for each tablet that is asked for."""
+
+    def _of(self, tablet: Tablet) -> None:
+        self.memories[1] = MemRowSet(8)
+
+
 # -- memory that is short -------------------------------------------------------------------
 
 
@@ -159,7 +168,10 @@ def calls() -> dict[str, Callable[[], Any]]:
     section = many.serialize()
     sections = [(1, id, section, 0, 0, None) for id in range(12)]
     check = core.RowCheck(table, lambda row: tuple(row.values()), False, True)
-    reader = core.RowReader(table, (tablet.published, 1), False)
+    tables = object()
+    reader = core.RowReader(table, tables, (tablet.published, 1, tablet), 3, False, False)
+    reader.confirm(tablet.epoch[0])
+    ground = tables, {"t": reader}, clock, "_reader", "monotonic_micros"
 
     late, part = key(99), {"k": 5, "b": b"z" * 300}
 
@@ -177,17 +189,40 @@ def calls() -> dict[str, Callable[[], Any]]:
         add.add(values)
         return taken
 
-    def written() -> tuple[int, int, int]:
+    lock = RLock()
+
+    def begun() -> Rows:
+        rows = Rows()
+        rows.start(ground, SNAPSHOT, None, (10, 1 << 20, 10))
+        return rows
+
+    def written() -> tuple[Any, ...]:
         """Answers 0 where memory is short: Python is to tell of that."""
-        own = {1: MemRowSet(8)}
+        rows = begun()
         made = (
-            reader.write(0, (7, *values[1:]), own, 1, SNAPSHOT, None),
-            reader.write(2, check.take(part), own, 2, SNAPSHOT, None),
-            reader.write(3, (5,), own, 3, SNAPSHOT, None),
+            rows.write(reader, 0, (7, *values[1:])),
+            rows.write(reader, 2, check.take(part)),
+            rows.write(reader, 3, (5,)),
+            rows.write(reader, 4, values),
         )
         if 0 in made:
             raise MemoryError
-        return made
+        found = rows.read(reader, 7)
+        return *made[:3], made[3][1:], found
+
+    def called() -> tuple[Any, ...]:
+        """The same by calls of a transaction, which answer False then."""
+        rows, told, later = begun(), list[Any](), clock.monotonic_micros() + 10**9
+        rows.offer(lock, later, told)
+        put = rows.put
+        done = [put("t", 0, ROW | {"k": 7}), put("t", 2, part), put("t", 3, 5), put("t", 4, ROW)]
+        if not all(done):
+            raise MemoryError
+        found = rows.find("t", 7)
+        if found is NotImplemented:
+            raise MemoryError
+        rows.withdraw()
+        return found, [each if isinstance(each, int) else each[1:] for each in told]
 
     packed, told = core.pack(sections, 9), {"a": [1, 2.5, "x", b"y", None, 2**70], "b": {"c": "d"}}
 
@@ -245,8 +280,8 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a row of memory": lambda: reader.get(5, SNAPSHOT),
         "a row of a block": lambda: reader.get(8, SNAPSHOT),
         "a row that is not there": lambda: reader.get(9, SNAPSHOT),
-        "a transaction's own row": lambda: reader.get(5, SNAPSHOT, None, {1: many}),
-        "a row of a transaction": written,
+        "rows of a transaction": written,
+        "calls of a transaction": called,
         "a write with SQLite": committed,
     }
 

@@ -390,7 +390,7 @@ def test_a_read_that_is_interrupted_loses_no_row(
         return found
 
     with client.transaction() as txn:
-        txn.upsert(table, (1, "x"))
+        txn.insert(table, (1, "x"))  # waits, for nothing was read of the table so far
         monkeypatch.setattr(SessionRows, "take", taken)
         with pytest.raises(KeyboardInterrupt):
             txn.get(table, 1)

@@ -60,7 +60,7 @@ INSIDE = {
     "Client": "addresses end_sessions timestamp_of writer elsewhere",
     "Scan": "over",
     "Session": "keep",
-    "Transaction": "abort_for begin require_shareable start_heart",
+    "Transaction": "abort_for begin start_heart",
 }
 """Methods that nobody calls on a remote handle."""
 

@@ -254,16 +254,15 @@ class Table(Closing):
             TableNotFoundError: the table was dropped.
             HistoryExpiredError: the snapshot is older than the history that the store keeps.
         """
-        if snapshot is None and self._reader is not None and self._connection.is_open:
-            found: dict[str, Any] | None = self._reader.get(key)
-            if found is not NotImplemented:
-                return found
+        if snapshot is None and self._connection.is_open:
+            if self._reader is not None:
+                found: dict[str, Any] | None = self._reader.get(key)
+                if found is not NotImplemented:
+                    return found
+            self._connection.writer(self)
 
         def get(engine: TableEngine, info: TableInfo, view: ReadView) -> dict[str, Any] | None:
-            writer = engine.row_writer(info)
-            if snapshot is None:
-                self._reader = writer.reader
-            return lookup.get(engine, writer, view, key)
+            return lookup.get(engine, engine.row_writer(info), view, key)
 
         return self._read(snapshot, get)
 

@@ -110,6 +110,7 @@ from txnkv.core.native import (
     RowTable,
     SharedWords,
     SqliteWriter,
+    Writes,
     crc32c,
     end_turn,
     hash64,

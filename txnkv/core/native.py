@@ -86,6 +86,7 @@ RowReader = _native.Reader
 RowTable = _native.Table
 SharedWords = _native.Words
 SqliteWriter = _native.SqliteWriter
+Writes = _native.Writes
 end_turn = _native.end_turn
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
@@ -106,6 +107,7 @@ __all__ = [
     "RowTable",
     "SharedWords",
     "SqliteWriter",
+    "Writes",
     "allocate",
     "check",
     "crc32c",

@@ -363,7 +363,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _leave(self, error: BaseException) -> None:
         unsure = isinstance(error, CommitOutcomeUnknownError)
         if not self.over and not unsure:
-            self._rollback_quietly()
+            with suppress(TxnkvError):
+                self.rollback()
+            self.close()
             if isinstance(error, RowErrors) and self._told is not None:
                 error.note_rollback(self.id)
 

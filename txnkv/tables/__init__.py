@@ -12,7 +12,7 @@ maintenance/                            from memory to row sets, and fewer of th
 table_engine                            the wiring: work on tables, in transactions and rounds
 """
 
-from txnkv.tables import arrow_input, table_catalog
+from txnkv.tables import arrow_input, operations, table_catalog
 from txnkv.tables.arrow_input import MISSING, Normaliser
 from txnkv.tables.commit import LockedByYoungerError, timed_out
 from txnkv.tables.maintenance import (
@@ -83,6 +83,7 @@ from txnkv.tables.write import (
     Outcome,
     SmallWrites,
     WriteContext,
+    Written,
     lacking,
     staging,
     write_buffer,

@@ -114,3 +114,18 @@ def require_operation(op: str) -> Operation:
     if op not in RULES:
         raise ValueError(f"{op!r} is no operation; there are {', '.join(OPERATIONS)}")
     return cast(Operation, op)
+
+
+INSERT, UPSERT, UPDATE, DELETE, PUT = range(5)
+"""The operations of `core.Writes`. A PUT is an upsert of which nobody asks so far whether the row
+was there: a whole row is written without a look.
+"""
+NATIVE: Final = {
+    "insert": INSERT,
+    "insert_ignore": INSERT,
+    "upsert": UPSERT,
+    "update": UPDATE,
+    "update_ignore": UPDATE,
+    "delete": DELETE,
+    "delete_ignore": DELETE,
+}

@@ -119,6 +119,7 @@ class RowWriter:
         self,
         table: TableInfo,
         tablets: Sequence[Tablet],
+        tables: object,
         indexes: Callable[[], Sequence[TableIndex]],
     ) -> None:
         schema = table.schema
@@ -133,8 +134,10 @@ class RowWriter:
         self.rows = self.checker.rows
         self.key_of = tuple_getter([names.index(name) for name in schema.primary_key])
         self._place = _placing(table)
-        ids = [each for tablet in tablets for each in (tablet.at_hand, tablet.id)]
-        self.reader = core.RowReader(self.rows, tuple(ids), _is_hashed(table))
+        each = [one for tablet in tablets for one in (tablet.at_hand, tablet.id, tablet)]
+        self.reader = core.RowReader(
+            self.rows, tables, tuple(each), table.since, _is_hashed(table), bool(schema.indexes)
+        )
         self.lone = None if self._place is not None else self.tablets[0]
 
     @cached_property

@@ -10,8 +10,9 @@ from typing import TypeAlias
 import apsw
 
 from txnkv.coordinator import EVERY, MAX_TIMESTAMP, Catalog, Coordinator, Kinds, Timestamp
+from txnkv.core import RowReader
 from txnkv.errors import InvalidTxnStateError, TxnkvError
-from txnkv.storage import GATE, Store, brief, new_lock
+from txnkv.storage import EPOCH, GATE, Store, brief, clock, new_lock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter
@@ -27,6 +28,8 @@ class Tables(Catalog[TableInfo]):
         memory: rows of small commits that are not flushed yet.
         read_sets: by transaction, what serializable ones that this process commits have read.
         failed_writes: what is to be taken back.
+        readers: of tables that transactions call by their names.
+        ground: that of the rows of all small transactions (`core.Writes`).
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -41,6 +44,8 @@ class Tables(Catalog[TableInfo]):
         self._writers: dict[tuple[int, int], RowWriter] = {}  # by id and `since` of tables
         self._indexes: dict[tuple[int, int], tuple[TableIndex, ...]] = {}  # the same
         self._current: dict[int, tuple[int, TableInfo]] = {}  # by id, as of a catalog version
+        self.readers: dict[str, RowReader] = {}
+        self.ground = self, self.readers, clock, "_reader", "monotonic_micros"
 
     # -- schemas -----------------------------------------------------------------------
 
@@ -75,6 +80,22 @@ class Tables(Catalog[TableInfo]):
         if known[1].since != table.since:
             raise table_catalog.changed(table)
         return known[0]
+
+    def require_writable(self, tablet: Tablet) -> int:
+        """Refuse a tablet that is damaged, or whose table has another schema by now.
+
+        Returns:
+            As `require_unchanged`.
+
+        Raises:
+            As `require_unchanged`.
+            CorruptionError: it takes no writes.
+        """
+        version = self.require_unchanged(tablet.table)
+        seen = self._seen
+        if seen is None or seen.held:
+            self.refuse_held((tablet.id,))
+        return version
 
     def at(self, table: TableInfo, snapshot: Timestamp) -> TableInfo:
         """Return a table as a snapshot of any process has it.
@@ -143,20 +164,26 @@ class Tables(Catalog[TableInfo]):
         return self.tablets(table)[tablet.number]
 
     def known_writer(self, table: TableInfo) -> RowWriter | None:
-        """Return the writer of a table that is as it is now, if it is known already that it is."""
+        """Return the writer of a table that is as it is now, if it is known already that it is; its
+        reader knows it then.
+        """
         log = self.log
         log.refresh()
+        epoch = EPOCH[0]  # who changes the catalog after this makes a new one
         known = self._current.get(table.id)
         if known is None or known[0] != log.catalog_version or known[1] is not table:
             return None
-        return self._writers.get((table.id, table.since))
+        found = self._writers.get((table.id, table.since))
+        if found is not None:
+            found.reader.confirm(epoch)
+        return found
 
     def row_writer(self, table: TableInfo) -> RowWriter:
         """Return the writer of a table, which checks, encodes and places single rows and keys."""
         at = table.id, table.since
         found = self._writers.get(at)
         if found is None:
-            made = RowWriter(table, self.tablets(table), lambda: self.indexes(table))
+            made = RowWriter(table, self.tablets(table), self, lambda: self.indexes(table))
             found = self._writers.setdefault(at, made)
         return found
 
@@ -259,7 +286,8 @@ class Tables(Catalog[TableInfo]):
         for at in {*self._writers, *self._indexes}:
             known = self._current.get(at[0])
             if at[0] not in tables or (known is not None and at[1] < known[1].since):
-                self._writers.pop(at, None)
+                if (writer := self._writers.pop(at, None)) is not None:
+                    writer.reader.forget()
                 self._indexes.pop(at, None)
         for id in self._current.keys() - tables:
             self._current.pop(id, None)

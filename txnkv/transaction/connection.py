@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
 
 from txnkv.coordinator import Timestamp
+from txnkv.core import RowReader
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
@@ -86,6 +87,9 @@ class NamesTable(Protocol):
     @property
     def name(self) -> str:
         """The name that it has now."""
+
+    _reader: RowReader | None
+    """The reader of its rows as they are now, once they were asked for."""
 
     @property
     def info(self) -> TableInfo:
@@ -218,13 +222,17 @@ class Connection:
         engine = self.instance.engine
         info = getattr(table, "info", None)
         known = engine.known_writer(info) if type(info) is TableInfo else None
-        as_now = known is not None and (snapshot is None or snapshot >= known.table.since)
-        if known is not None and as_now and self.is_open:
-            return known
-        info = self.table_info(table)
-        if snapshot is not None and snapshot < info.since:
-            info = info.at(snapshot)
-        return engine.row_writer(info)
+        if known is None or not self.is_open:
+            info = self.table_info(table)
+            known = engine.row_writer(info)
+            engine.known_writer(info)
+        if isinstance(table, str):
+            engine.readers[table] = known.reader
+        else:
+            table._reader = known.reader
+        if snapshot is not None and snapshot < known.table.since:
+            return engine.row_writer(known.table.at(snapshot))
+        return known
 
     def topic_info(self, topic: AnyTopic) -> TopicInfo:
         """The catalog entry of a name or a handle, of a topic that is not dropped."""
@@ -255,6 +263,7 @@ class Connection:
         for known in list(self.instance.contexts.values()):
             context = known()
             if context is not None:
+                context.local.withdraw()
                 for one in context.sessions:
                     one.end()
 

@@ -97,13 +97,13 @@ class TxnContext:
 
     Attributes:
         local: its state here.
+        reads: what it has read, of a serializable one.
         lock: that of its state; held while anything is put into memory.
         lock_timeout: seconds for which it waits for the partition lock of a younger one.
         handle: gives who is told when it is stored, if they are still there.
         hold: keeps what it acknowledges from others, also after it was rolled back.
         on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
-        has_written: it is more than a reader.
     """
 
     lock_timeout: float = LOCK_TIMEOUT
@@ -132,8 +132,8 @@ class TxnContext:
         self.lock = self.local.lock
         self.scope, self.transactional = scope, transactional
         self.sessions: list[Flushable] = []
-        self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
-        self.has_written = stored
+        self.reads = ReadSet() if row.isolation == "serializable" and not stored else None
+        self._has_written = stored
         self._holding, self._pid = holding, _PID
         if not stored:
             instance.know(row.txn_id, self)
@@ -177,6 +177,12 @@ class TxnContext:
     def stored(self) -> bool:
         """Its row is in status.db, which says how it stands."""
         return self.local.stored
+
+    @property
+    def has_written(self) -> bool:
+        """It is more than a reader."""
+        own = self._own
+        return self._has_written or (own is not None and own.shown is not None)
 
     def require_open(self, what: str) -> None:
         """Refuse what only an open transaction admits, as far as this process knows.
@@ -239,7 +245,7 @@ class TxnContext:
         snapshot = self._fixed_snapshot()
         with self.lock:  # what moves from memory to disk is in one of them
             own = None if self._own is None else self._own.shown
-            return ReadView(snapshot, self.row.txn_id if self.stored else None, own, self._reads)
+            return ReadView(snapshot, self.row.txn_id if self.stored else None, own, self.reads)
 
     # -- large -------------------------------------------------------------------------
 
@@ -253,6 +259,7 @@ class TxnContext:
         with self.lock:
             if self.local.at is not Local.STORED:
                 self.require_open(what)
+                self.local.withdraw()
                 self._storing = True  # also if it fails: the row may be there
                 self.row = self.instance.coordinator.write_open(
                     self.row, fixed=self._fixed is not None, name=self.name, parts=parts
@@ -267,7 +274,7 @@ class TxnContext:
         with self.lock:
             row, scope = self.ensure_stored(what), self.scope or Scope(self.row.txn_id)
             context = WriteContext(
-                row, scope, self.transactional, reads=self._reads, lock_timeout=self.lock_timeout
+                row, scope, self.transactional, reads=self.reads, lock_timeout=self.lock_timeout
             )
             if self._own is not None:
                 try:
@@ -301,8 +308,12 @@ class TxnContext:
             raise timed_out(row, what)
         if self._storing or row.locking == "partition":
             return None
-        own = self._own or self._parts(what)
-        return own.written or own.rows
+        return self.rows if self._own is None else self._own.rows
+
+    @property
+    def rows(self) -> SmallWrites:
+        """The rows of a small transaction."""
+        return self._parts().rows
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
@@ -326,8 +337,7 @@ class TxnContext:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
                 if self.may_be_small:
-                    outcome, own = Outcome(), self._parts().rows
-                    self.has_written = True
+                    outcome, own = Outcome(), self.rows
                     own.apply_rows(writer, op, rows, outcome, counted=counted)
                     if own.too_large:
                         self.settle_if_possible()
@@ -346,8 +356,7 @@ class TxnContext:
         if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
             with self.lock:
                 if self.may_be_small:
-                    outcome, own = Outcome(), self._parts().rows
-                    self.has_written = True
+                    outcome, own = Outcome(), self.rows
                     own.apply_batch(table, op, ahead[0], outcome)
                     self.settle_if_possible()
                     return outcome
@@ -368,8 +377,9 @@ class TxnContext:
             raise self.not_open(what)
         if self._own is None:
             self._own = SmallParts(
-                self.instance, self.row, self._reads, self.hold, transactional=self.transactional
+                self.instance, self.row, self.reads, transactional=self.transactional
             )
+        self._own.hold = self.hold
         return self._own
 
     # -- messages and acks -----------------------------------------------------------------
@@ -393,7 +403,7 @@ class TxnContext:
                 return
             outbox = self._parts().outbox
             outbox.require_live(topic)
-            self.has_written = True
+            self._has_written = True
             for number, messages in parts:
                 outbox.add(topic, number, messages)
 
@@ -420,7 +430,7 @@ class TxnContext:
         with self.lock:
             self.require_open("acknowledge")
             self.settle()
-            self.has_written = True
+            self._has_written = True
             call = info.id, tuple(ids), cumulative
             again = call in self._unsure_acks
             outbox = self._parts().outbox
@@ -515,7 +525,7 @@ class TxnContext:
                 with status.write() as cur:
                     applications.stage(cur, self.row.txn_id, mark)
                 fault_point("applications.staged")
-            self.has_written = True
+            self._has_written = True
 
     @contextmanager
     def _abort_when_applied(self) -> Iterator[None]:
@@ -569,6 +579,8 @@ class TxnContext:
             committed = state is TxnState.COMMITTED or state is TxnState.FINALIZE_IN_PROGRESS
             local.move(Local.COMMITTED if committed else Local.ABORTED)
             own, self._own = self._own, None
+            if own is not None and (rows := own.written) is not None and rows.memories:
+                self._has_written = True
             for session in self.sessions:
                 session.end()
             self.sessions = []  # they refer to this: nothing is left for the collector
@@ -578,16 +590,6 @@ class TxnContext:
                 own.ended(committed)
             if committed and self.on_commit is not None:
                 self.on_commit()
-
-    # -- serializable ------------------------------------------------------------------
-
-    def offer_reads(self) -> None:
-        """Let the large commit that begins validate what was read here."""
-        if self._reads is not None:
-            self.instance.engine.read_sets[self.row.txn_id] = self._reads
-
-    def withdraw_reads(self) -> None:
-        self.instance.engine.read_sets.pop(self.row.txn_id, None)
 
 
 def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -24,6 +24,7 @@ from txnkv.errors import CorruptionError
 from txnkv.storage import StatusDatabase, declare_fault_point, fault_point, shielded
 from txnkv.tables import Scope, manifest
 from txnkv.topics import StagedLots, staged_files
+from txnkv.transaction import token as tokens
 from txnkv.transaction.session import Session
 from txnkv.transaction.transaction import Transaction
 
@@ -58,7 +59,7 @@ class Job:
             made: Job = txn.connection.elsewhere("start_job", txn)
             return made
         job = cls(txn, uuid.uuid4().hex)
-        txn.require_shareable("start a job under")
+        tokens.require_shareable(txn.context.row, "start a job under")
         row = txn.context.ensure_large().row
         with txn.context.instance.store.status.write() as cur:
             jobs.start(cur, row.txn_id, job.id)

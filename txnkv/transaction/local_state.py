@@ -47,6 +47,7 @@ from typing import Final
 
 from txnkv.coordinator import Timestamp, TxnState
 from txnkv.storage import new_baton, new_rlock
+from txnkv.tables import SmallWrites
 
 
 class Local(IntEnum):
@@ -182,6 +183,7 @@ class LocalState:
         unsure_since: before the attempt began that broke off.
         commit_ts: of a small one that committed.
         reason, error: why it was aborted, and the name of a class of errors.
+        hand: its rows, while single calls go straight to them.
     """
 
     commit_called = False
@@ -190,6 +192,7 @@ class LocalState:
     commit_ts: Timestamp | None = None
     reason: str | None = None
     error: str | None = None
+    hand: SmallWrites | None = None
 
     def __init__(self, *, stored: bool) -> None:
         self.lock = new_rlock()
@@ -219,9 +222,17 @@ class LocalState:
         """
         if to not in MOVES[self.at]:
             raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
+        if self.hand is not None:
+            self.withdraw()
         self.at = to
         if to is Local.STORED:
             self.stored = True
+
+    def withdraw(self) -> None:
+        """Have single calls ask again whether they may go straight to the rows."""
+        if self.hand is not None:
+            self.hand.withdraw()
+            self.hand = None
 
     def settle(
         self, attempt: Attempt, stamp: Timestamp | None, error: BaseException | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from txnkv.errors import InvalidTxnStateError, RowError, RowErrors, TableNotFoundError
-from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, write_buffer
+from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, write_buffer
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -159,7 +159,7 @@ class SessionRows:
     def __init__(self, room: Room) -> None:
         self._room = room
         self.runs: list[Run] = []
-        self.written: list[int] = []
+        self.written: list[Written] = []
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.written)
@@ -237,7 +237,7 @@ class SessionRows:
         """
         with lock:
             runs = self.take()
-            written, self.written = self.written, []
+            written, self.written[:] = self.written[:], []
         if counted and written:
             tell(write_buffer.outcome_of(written))
         while runs:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnkv.coordinator import Coordinator, TxnRow, late_by
-from txnkv.errors import InvalidTokenError, TxnNotFoundError
+from txnkv.errors import InvalidTokenError, NotSupportedError, TxnNotFoundError
 from txnkv.storage import clock
 
 _VERSION: Final = 1
@@ -163,6 +163,20 @@ def _parted(data: bytes) -> tuple[bytes, tuple[str, ...]]:
         )
     text = data[size + _SIZE.size : whole].decode(errors="replace")
     return data[:whole], tuple(text.split("\n")) if text else ()
+
+
+def require_shareable(row: TxnRow, what: str) -> None:
+    """Refuse to share what only one process can validate.
+
+    Raises:
+        NotSupportedError: the transaction is serializable.
+    """
+    if row.isolation == "serializable":
+        raise NotSupportedError(
+            f"cannot {what} a serializable transaction: what other processes read under it "
+            "could not be validated at commit. Use isolation='snapshot' for those that "
+            "several processes share"
+        )
 
 
 def issue(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -15,7 +15,6 @@ import pyarrow as pa
 from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
-    NotSupportedError,
     RowError,
     RowErrors,
     TableNotFoundError,
@@ -23,7 +22,8 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.storage import brief, lengthy, new_rlock, shielded, shielded_unless
-from txnkv.tables import Operation, Outcome, ReadView, TableEngine, TableInfo, lookup
+from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine, TableInfo, lookup
+from txnkv.tables import operations as ops
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
 from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
@@ -53,6 +53,7 @@ class Transaction(Closing):
     """
 
     _own_session: Session | None = None
+    _hand: SmallWrites | None = None
     _heart: Heart | None = None
     _elsewhere = "hand on txn.serialize(), and join by Transaction.deserialize(client, token)"
 
@@ -96,7 +97,10 @@ class Transaction(Closing):
             age_ts=age_ts,
             spare=spare,
         )
-        return cls(connection, context, joined=False, keepalive=keepalive)
+        made = cls(connection, context, joined=False, keepalive=keepalive)
+        if locking == "optimistic":
+            made._offer(context.rows)
+        return made
 
     # -- what it is --------------------------------------------------------------------
 
@@ -274,25 +278,11 @@ class Transaction(Closing):
         """
         self.connection.require_open()
         self.context.require_process()
-        self.require_shareable("serialize")
+        tokens.require_shareable(self.context.row, "serialize")
         if not self.context.stored:
             self.context.ensure_large("serialize")
         at, row, told = self.context.instance, self.context.row, self.connection.addresses
         return tokens.issue(at.coordinator, at.store.store_id, row, keepalive, told)
-
-    def require_shareable(self, what: str) -> None:
-        """Refuse to share what only one process can validate.
-
-        Raises:
-            NotSupportedError: the transaction is serializable: what other processes read under
-                it could not be validated.
-        """
-        if self.context.row.isolation == "serializable":
-            raise NotSupportedError(
-                f"cannot {what} a serializable transaction: what other processes read under it "
-                "could not be validated at commit. Use isolation='snapshot' for those that "
-                "several processes share"
-            )
 
     @classmethod
     @shielded
@@ -329,6 +319,7 @@ class Transaction(Closing):
             raise InvalidTxnStateError(f"transaction commit has already started: {said}")
         session = Session(self.connection, context, flush_mode, buffer_bytes)
         context.sessions.append(session)
+        context.local.withdraw()
         context.require_open("make a session")
         return session
 
@@ -336,7 +327,8 @@ class Transaction(Closing):
 
     def insert(self, table: AnyTable, row: Any) -> None:
         """Insert a row; see `Session.insert`."""
-        self._put(table, "insert", row)
+        if (hand := self._hand) is None or not hand.put(table, ops.INSERT, row):
+            self._put(table, "insert", row)
 
     def insert_ignore(self, table: AnyTable, row: Any) -> None:
         """Insert a row, unless its key is there; see `Session.insert_ignore`."""
@@ -344,11 +336,13 @@ class Transaction(Closing):
 
     def upsert(self, table: AnyTable, row: Any) -> None:
         """Insert a row, or give the one that is there new values; see `Session.upsert`."""
-        self._put(table, "upsert", row)
+        if (hand := self._hand) is None or not hand.put(table, ops.PUT, row):
+            self._put(table, "upsert", row)
 
     def update(self, table: AnyTable, row: Any) -> None:
         """Give the row with this key new values; see `Session.update`."""
-        self._put(table, "update", row)
+        if (hand := self._hand) is None or not hand.put(table, ops.UPDATE, row):
+            self._put(table, "update", row)
 
     def update_ignore(self, table: AnyTable, row: Any) -> None:
         """Give the row with this key new values, if it is there; see `Session.update_ignore`."""
@@ -356,7 +350,8 @@ class Transaction(Closing):
 
     def delete(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key; see `Session.delete`."""
-        self._put(table, "delete", key)
+        if (hand := self._hand) is None or not hand.put(table, ops.DELETE, key):
+            self._put(table, "delete", key)
 
     def delete_ignore(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key, if it is there; see `Session.delete_ignore`."""
@@ -408,13 +403,21 @@ class Transaction(Closing):
             if own is not None:
                 writer = self.connection.writer(table, context.row.snapshot_ts)
                 values = writer.checker[op].take(row)
-                context.has_written = True
-                if not rows.runs and (what := own.write(writer, op, values)):
+                if not rows.runs and (what := own.take(writer, op, values)):
                     rows.written.append(what)
+                    self._offer(own)
                 else:
                     rows.keep(writer, op, values)
+                    context.local.withdraw()
                 return
         getattr(self._session(), op)(table, row)
+
+    def _offer(self, own: SmallWrites) -> None:
+        """Have the next calls go straight to the rows, where nothing waits in front of them."""
+        local = self.context.local
+        if local.hand is None and not self._rows.runs and not self.context.sessions:
+            own.offer(local.lock, self.context.row.deadline, self._rows.written)
+            self._hand = local.hand = own
 
     def _session(self) -> Session:
         if (found := self._own_session) is None:
@@ -422,6 +425,7 @@ class Transaction(Closing):
                 if (found := self._own_session) is None:
                     found = Session(self.connection, self.context, "manual", None, self._rows)
                     self.context.sessions.append(found)
+                    self.context.local.withdraw()
                     self._own_session = found
                     # Rows and messages by the thousand go straight there.
                     for name in ("insert", "upsert", "update", "delete", "send"):
@@ -432,6 +436,8 @@ class Transaction(Closing):
 
     def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
+        if (hand := self._hand) and (found := hand.find(table, key)) is not NotImplemented:
+            return found
         context = self.context
         if self._rows.runs or context.sessions:
             self._before_read()
@@ -439,6 +445,7 @@ class Transaction(Closing):
             own = context.rows_at_hand("read")
             writer = self.connection.writer(table, context.row.snapshot_ts)
             if own is not None:
+                self._offer(own)
                 return own.get(writer, key)
         engine, info, view = self._before_read_of(table)
         return lookup.get(engine, engine.row_writer(info), view, key)
@@ -478,7 +485,7 @@ class Transaction(Closing):
 
     def _shared_view(self) -> ReadView:
         self._before_read()
-        self.require_shareable("hand out tokens of a scan of")
+        tokens.require_shareable(self.context.row, "hand out tokens of a scan of")
         self.context.ensure_large()
         return self.context.view()
 
@@ -486,7 +493,7 @@ class Transaction(Closing):
         self.connection.require_open()
         self.context.require_open("read")
         if self._rows.runs:
-            self._write_rows(self._write_few_at_once)
+            self._write_rows()
         for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
@@ -508,7 +515,7 @@ class Transaction(Closing):
                 return
             try:
                 if flush and self._rows.runs:
-                    self._write_rows(self._write_few)
+                    self._write_rows()
                 for session in context.sessions if flush else ():
                     session.flush_for_commit()
                 if context.unsettled:
@@ -521,13 +528,14 @@ class Transaction(Closing):
                 context.look_open("commit")  # ended by another handle: the error that says why
                 raise
 
-    def _write_rows(self, write_few: Callable[[], None]) -> None:
+    def _write_rows(self) -> None:
         """Write the rows that wait; a session does what is more, and tells of what is refused."""
         if self._own_session is None and self.context.local.at is Local.IN_MEMORY:
-            write_few()
+            self._write_few()
         if self._rows.runs or self._own_session is not None:
             self._session().flush_for_commit()
 
+    @brief  # else an interruption of a read ends it with the rows that it has taken
     def _write_few(self) -> None:
         """Write what waits; where rows are refused, a session knows of them."""
         refused: list[Outcome] = []
@@ -537,9 +545,6 @@ class Transaction(Closing):
             finally:
                 for outcome in refused:
                     self._session().keep(outcome)
-
-    # Of a read, which an interruption would else end with the rows that it has taken.
-    _write_few_at_once = brief(_write_few)
 
     @property
     def _gate(self) -> Any:
@@ -570,9 +575,8 @@ class Transaction(Closing):
     ) -> None:
         local = self.context.local
         if self._joined:
-            for session in self.context.sessions:
-                if kind is None and local.open:
-                    session.flush_for_commit()
+            for session in self.context.sessions if kind is None and local.open else ():
+                session.flush_for_commit()
             self.close()
         elif error is not None:
             self._leave(error)
@@ -589,12 +593,8 @@ class Transaction(Closing):
         with self._gate, self.context.lock:
             on_its_way = self.context.local.at in (Local.COMMITTING, Local.FINISHING)
         if not on_its_way and not self.context.local.ended:
-            self._rollback_quietly()
+            with suppress(TxnkvError):  # the exception that is under way says more
+                self.rollback()
+            self.close()
             if isinstance(error, RowErrors):
                 error.note_rollback(self.id)
-
-    def _rollback_quietly(self) -> None:
-        """Roll back on the way out; the exception that is under way says more."""
-        with suppress(TxnkvError):
-            self.rollback()
-        self.close()

@@ -38,7 +38,7 @@ def commit(context: TxnContext) -> Timestamp:
             raise
         row = _after_failed_finish(context, error)
     finally:
-        context.withdraw_reads()
+        _withdraw_reads(context)
     context.end(row.state, row.reason)
     if row.state is TxnState.ABORTED:
         raise ending_error(row, "commit")
@@ -55,7 +55,7 @@ def start(context: TxnContext) -> None:
     try:
         _start(context)
     except BaseException:
-        context.withdraw_reads()
+        _withdraw_reads(context)
         raise
     context.instance.pool.submit(_finish_in_background, context)
 
@@ -77,7 +77,7 @@ def abort_by_hand(instance: Instance, txn_id: int) -> None:
 
 def _start(context: TxnContext) -> TxnRow:
     local = context.local
-    context.offer_reads()
+    _offer_reads(context)
     with context.lock:
         begins = local.at is Local.STORED
         if begins:
@@ -96,7 +96,7 @@ def _finish_in_background(context: TxnContext) -> None:
     try:
         context.instance.coordinator.orchestrator.finish(context.row.txn_id)
     finally:
-        context.withdraw_reads()
+        _withdraw_reads(context)
 
 
 def _after_failed_finish(context: TxnContext, error: TxnkvError) -> TxnRow:
@@ -117,3 +117,13 @@ def _after_failed_finish(context: TxnContext, error: TxnkvError) -> TxnRow:
         ) from error
     context.end(TxnState.ABORTED)
     raise error
+
+
+def _offer_reads(context: TxnContext) -> None:
+    """Let the commit that begins validate what was read here."""
+    if context.reads is not None:
+        context.instance.engine.read_sets[context.row.txn_id] = context.reads
+
+
+def _withdraw_reads(context: TxnContext) -> None:
+    context.instance.engine.read_sets.pop(context.row.txn_id, None)

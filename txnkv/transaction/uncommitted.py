@@ -72,12 +72,14 @@ class SmallParts:
         instance: the store's.
         row: of the transaction.
         reads: what it read, of a serializable one.
-        hold: keeps what is acknowledged while the transaction is tried again.
         transactional: False for a write outside of any transaction.
 
     Attributes:
         written: its rows, once there are some.
+        hold: keeps what is acknowledged while the transaction is tried again.
     """
+
+    hold: Hold | None = None
 
     written: SmallWrites | None = None
     _outbox: Outbox | None = None
@@ -88,14 +90,12 @@ class SmallParts:
         instance: Instance,
         row: TxnRow,
         reads: ReadSet | None,
-        hold: Hold | None,
         *,
         transactional: bool,
     ) -> None:
         self._instance = instance
         self._row = row
         self._reads = reads
-        self._hold = hold
         self._transactional = transactional
 
     @property
@@ -124,7 +124,7 @@ class SmallParts:
         """The messages and acknowledgements of the transaction, to be added to."""
         if self._outbox is None:
             self._outbox = Outbox(
-                self._instance.topics, self._row, self._hold, transactional=self._transactional
+                self._instance.topics, self._row, self.hold, transactional=self._transactional
             )
         return self._outbox
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -30,7 +30,16 @@ from txnkv.errors import (
 from txnkv.storage import brief
 from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.commit import validate
-from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
+from txnkv.tables.operations import (
+    NATIVE,
+    PUT,
+    RULES,
+    Effect,
+    Rule,
+    already_there,
+    incomplete,
+    not_there,
+)
 from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter, Values
@@ -45,27 +54,18 @@ MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
 """The limits of a small transaction; more rows or more bytes make it a large one."""
 
-_ENTRY_BYTES: Final = 8
-"""Bytes of a row in a payload beside its key and values."""
-
 FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more of a kind go through arrays and C."""
 
-_INSERT, _UPSERT, _UPDATE, _DELETE, _PUT = range(5)
-_NATIVE: Final = {
-    "insert": _INSERT,
-    "insert_ignore": _INSERT,
-    "upsert": _UPSERT,
-    "update": _UPDATE,
-    "update_ignore": _UPDATE,
-    "delete": _DELETE,
-    "delete_ignore": _DELETE,
-}
-"""The operations of `core.RowReader.write`; what became of a row are its other three numbers."""
 _INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
+Written: TypeAlias = "int | tuple[SmallWrites, Tablet, bytes, int]"
+"""An outcome of a row: one of these three, or what to ask for it: where a row was put, and by which
+statement.
+"""
 
-class SmallWrites:
+
+class SmallWrites(core.Writes):
     """The rows that one transaction has written and holds in memory.
 
     Not for two threads at a time; readers may read meanwhile.
@@ -76,16 +76,8 @@ class SmallWrites:
     """
 
     # Each transaction makes one: what begins alike stands in the class.
-    _statements = 0
     _before = 0
-    _counted = True
-    _rows = 0
-    _bytes = 0
-    _kind: tuple[RowWriter, str] | None = None
-    _alike = 0
     _catalog: int | None = None
-    _replaces = False
-    too_large = False
 
     def __init__(
         self, tables: Tables, row: TxnRow, reads: ReadSet | None, *, transactional: bool
@@ -94,9 +86,10 @@ class SmallWrites:
         self._row = row
         self._transactional = transactional
         self._reads = reads
-        self._add_key = None if reads is None else reads.add_key
-        self.memories: dict[int, core.MemRowSet] = {}
         self._tablets: dict[int, Tablet] = {}
+        limits = MAX_ROWS, MAX_BYTES, FEW_ROWS
+        add_key = None if reads is None else reads.add_key
+        self.start(tables.ground, row.snapshot_ts, add_key, limits)
 
     @cached_property
     def _view(self) -> ReadView:
@@ -122,17 +115,17 @@ class SmallWrites:
         view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
         # All of it is looked up before any of it is written.
         for part in mutations.evaluate(self._tables, table, view, batch, op, outcome):
-            self._statements += 1
+            statement = self.step()
             if part.rows is not None and part.rows.keys.n:
                 memory = self._of(part.tablet)
                 encoded = _encoded(part.tablet, part.rows)
-                memory.put_many(part.rows.keys, self._statements, encoded)
-                self._count(part.rows.keys.n, part.rows.keys.nbytes + encoded.data.size)
+                memory.put_many(part.rows.keys, statement, encoded)
+                self.count(part.rows.keys.n, part.rows.keys.nbytes + encoded.data.size)
             if part.deleted is not None and part.deleted.n:
                 memory = self._of(part.tablet)
-                memory.put_many(part.deleted, self._statements, None)
-                self._count(part.deleted.n, part.deleted.nbytes)
-            self._replaces = self._replaces or part.replaces or part.deleted is not None
+                memory.put_many(part.deleted, statement, None)
+                self.count(part.deleted.n, part.deleted.nbytes)
+            self.replaces = self.replaces or part.replaces or part.deleted is not None
 
     # -- single rows -------------------------------------------------------------------
 
@@ -157,21 +150,19 @@ class SmallWrites:
             counted: somebody wants to know whether upserts were inserts or updates; else whole
                 rows are written without a look at what is there.
         """
-        self._before = self._statements
-        self._counted = counted
-        rule = RULES[op]
-        simple = not writer.indexes
+        self._before = self.statements
+        rule, simple = RULES[op], not writer.indexes
         puts = simple and op == "upsert" and not counted
-        native = _PUT if puts else _NATIVE[op]
-        written = []
+        native, reader = PUT if puts else NATIVE[op], writer.reader
+        written: list[Written] = []
         try:
             for values in rows:
-                what = self._write(writer, native, values) if simple else 0
+                what = self.write(reader, native, values) if simple else 0
                 if what:
                     written.append(what)
                     continue
                 if puts and MISSING not in values:
-                    self._replaces = True  # perhaps
+                    self.replaces = True  # perhaps
                     key, row = writer.rows.values(values)
                     self._put(writer.tablet_of(values, key), key, row)
                     continue
@@ -189,22 +180,24 @@ class SmallWrites:
         if counted and written:
             outcome.add(outcome_of(written))
 
-    def write(self, writer: RowWriter, op: str, values: Values) -> int:
+    def take(self, writer: RowWriter, op: str, values: Values) -> Written:
         """Take one checked row, unless it is one of many of a kind.
 
         Returns:
             What became of it, for `outcome_of`; 0: nothing yet, `apply_rows` looks at it.
         """
-        if self.too_large or (self._rows >= FEW_ROWS and self._is_of_many(writer, op)):
+        native = PUT if op == "upsert" else NATIVE[op]
+        if self.many(writer.reader, native):
             return 0
         if writer.indexes:
             return self._write_with_entries(writer, op, values)
-        return self._write(writer, _NATIVE[op], values)
+        written: Written = self.write(writer.reader, native, values)
+        return written
 
     @brief
     def _write_with_entries(self, writer: RowWriter, op: str, values: Values) -> int:
         """The same of a row that has entries in indexes."""
-        self._before = self._statements
+        self._before = self.statements
         outcome = Outcome()
         try:
             if self._apply(writer, RULES[op], values, outcome) is not None:
@@ -213,30 +206,6 @@ class SmallWrites:
             self._undo(self._before)
             raise
         return _INSERTED if outcome.inserted else _UPDATED if outcome.updated else _DELETED
-
-    def _is_of_many(self, writer: RowWriter, op: str) -> bool:
-        """Behind the first rows: so many of a kind came one after the other."""
-        kind = writer, op
-        self._alike = self._alike + 1 if kind == self._kind else 0
-        self._kind = kind
-        return self._alike >= FEW_ROWS
-
-    def _write(self, writer: RowWriter, op: int, values: Values) -> int:
-        self._statements = number = self._statements + 1
-        snapshot, write = self._row.snapshot_ts, writer.reader.write
-        done = write(op, values, self.memories, number, snapshot, self._add_key)
-        if done < 0:
-            self._of(writer.tablets[-1 - done])
-            done = write(op, values, self.memories, number, snapshot, self._add_key)
-        if done <= 0:
-            return 0
-        self._rows = rows = self._rows + 1
-        self._bytes = size = self._bytes + (done >> 2) + _ENTRY_BYTES
-        self.too_large = rows > MAX_ROWS or size > MAX_BYTES
-        what: int = done & 3
-        if what != _INSERTED or op == _PUT:
-            self._replaces = True
-        return what
 
     def _apply(
         self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
@@ -271,7 +240,7 @@ class SmallWrites:
                     entries += [(index.tablet, entry) for entry in made]
             except AlreadyPresentError as error:
                 return error
-        self._replaces = self._replaces or old is not None or bool(entries)
+        self.replaces = self.replaces or old is not None or bool(entries)
         self._put(tablet, key, row)
         for at, entry in entries:
             self._put(at, *entry)
@@ -295,14 +264,19 @@ class SmallWrites:
             SchemaError: the key does not fit the table.
             HistoryExpiredError: the snapshot is older than the history.
         """
-        at = self._row.snapshot_ts
-        row: dict[str, Any] | None = writer.reader.get(key, at, self._add_key, self.memories)
+        row: dict[str, Any] | None = self.read(writer.reader, key)
         if row is not NotImplemented:
             return row
         values = writer.checker["delete"].take(key)
         encoded = writer.key(values)
         found = self._find(writer.tablet(values, encoded), encoded)
         return None if found is None else writer.rows.dict(encoded, found)
+
+    def put_was(self, tablet: Tablet, key: bytes, statement: int) -> int:
+        """Return what the PUT of a row was, an insert or an update."""
+        own = self.memories[tablet.id].get(key, 0, statement - 1)
+        before = lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
+        return _INSERTED if before is None else _UPDATED
 
     def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
         if not self.memories:
@@ -311,17 +285,11 @@ class SmallWrites:
         return None if memory is None else memory.get(key, 0, EVERY_STAMP)
 
     def _put(self, tablet: Tablet, key: bytes, row: bytes | None) -> None:
-        self._statements = number = self._statements + 1
         memory = self.memories.get(tablet.id)
         if memory is None:
             memory = self._of(tablet)
-        memory.put(key, number, row)
-        self._count(1, len(key) + (0 if row is None else len(row)))
-
-    def _count(self, rows: int, size: int) -> None:
-        self._rows += rows
-        self._bytes += size + _ENTRY_BYTES * rows
-        self.too_large = self._rows > MAX_ROWS or self._bytes > MAX_BYTES
+        memory.put(key, self.step(), row)
+        self.count(1, len(key) + (0 if row is None else len(row)))
 
     def _undo(self, statement: int) -> None:
         """Forget what came after a statement."""
@@ -335,8 +303,7 @@ class SmallWrites:
     def _of(self, tablet: Tablet) -> core.MemRowSet:
         memory = self.memories.get(tablet.id)
         if memory is None:
-            version = self._tables.require_unchanged(tablet.table)
-            self._tables.refuse_held((tablet.id,))
+            version = self._tables.require_writable(tablet)
             self._catalog = version if self._catalog is None else min(version, self._catalog)
             self._tablets[tablet.id] = tablet
             memory = self.memories[tablet.id] = core.MemRowSet(tablet.codec.width)
@@ -371,7 +338,7 @@ class SmallWrites:
         return [
             part
             for id, memory in self.memories.items()
-            for part in _evaluated(self._tablets[id], memory, self._replaces)
+            for part in _evaluated(self._tablets[id], memory, self.replaces)
         ]
 
 
@@ -380,10 +347,10 @@ def is_small(batch: pa.RecordBatch) -> bool:
     return bool(batch.num_rows <= MAX_ROWS and batch.nbytes <= MAX_BYTES)
 
 
-def outcome_of(written: Sequence[int]) -> Outcome:
-    """The outcome for rows, by what `SmallWrites.write` said of each."""
-    count = written.count
-    return Outcome(count(_INSERTED), count(_UPDATED), count(_DELETED))
+def outcome_of(written: Sequence[Written]) -> Outcome:
+    """The outcome for rows, by what `SmallWrites` said of each."""
+    found = [each if isinstance(each, int) else each[0].put_was(*each[1:]) for each in written]
+    return Outcome(found.count(_INSERTED), found.count(_UPDATED), found.count(_DELETED))
 
 
 def _readable(writer: RowWriter, op: str, values: Values) -> Any:
