@@ -144,6 +144,9 @@ class SqliteWriter:
     def begin(self, millis: int, /) -> int: ...
     def close(self) -> None: ...
     def commit(self, hook: Callable[[str], object] | None, /) -> int: ...
+    def put(
+        self, sql: str, a: int, b: int, data: bytes, hook: Callable[[str], object] | None, /
+    ) -> int: ...  # fmt: skip
 
 class Words:
     """The 64-bit words of a writable buffer; all operations are sequentially consistent."""

@@ -5,10 +5,11 @@
  *     writer.begin(millis)             BEGIN IMMEDIATE; waits so long for another connection
  *     writer.append(sql, a, b, data)   one row: two numbers and bytes
  *     writer.commit(hook)              the change number busy, COMMIT, the change number bumped
+ *     writer.put(sql, a, b, data, hook)   all three in one statement
  *     writer.close()                   before the connection's
  *
  * Each answers with a result code of SQLite, 0 for done; `commit` where it is done with -1 - the
- * pages of the WAL. What does not wait for a disk keeps the lock of the interpreter: to get it back
+ * pages of the WAL, and so does `put`. What does not wait for a disk keeps the lock of the interpreter: to get it back
  * takes longer, where other threads are busy, than the step itself. */
 #include "native/native.h"
 
@@ -164,40 +165,53 @@ static int append(const writer_t *self, long long a, long long b, const char *da
     return code;
 }
 
-static PyObject *writer_append(PyObject *object, PyObject *const *args, Py_ssize_t n) {
-    writer_t *self = (writer_t *)object;
+/* A row as callers give it: SQL, two numbers and bytes. */
+typedef struct {
+    long long a, b;
     char *data;
-    Py_ssize_t len, sql_len;
+    Py_ssize_t len;
+} row_t;
+
+/* Takes a row in, and prepares its SQL: a result code of SQLite; -1 with an error set. */
+static int prepare_row(writer_t *self, PyObject *const *args, row_t *row) {
+    Py_ssize_t sql_len;
+    row->a = PyLong_AsLongLong(args[1]);
+    row->b = PyLong_AsLongLong(args[2]);
+    if (require_open(self) < 0 || PyErr_Occurred() != NULL) return -1;
+    if (PyBytes_AsStringAndSize(args[3], &row->data, &row->len) < 0) return -1;
+    if (row->len > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "more bytes than a row may have");
+        return -1;
+    }
+    if (self->sql == args[0]) return SQLITE_OK;
+    const char *sql = PyUnicode_AsUTF8AndSize(args[0], &sql_len);
+    if (sql == NULL) return -1;
+    sqlite_finalize(self->api, self->append);
+    self->append = NULL;
+    Py_CLEAR(self->sql);
+    const int code = prepare(self, sql, (int)sql_len, &self->append);
+    if (code == SQLITE_OK) self->sql = Py_NewRef(args[0]);
+    return code;
+}
+
+static int append_row(const writer_t *self, const row_t *row) {
+    if (row->len < LONG) return append(self, row->a, row->b, row->data, row->len);
+    int code;
+    Py_BEGIN_ALLOW_THREADS;
+    code = append(self, row->a, row->b, row->data, row->len);
+    Py_END_ALLOW_THREADS;
+    return code;
+}
+
+static PyObject *writer_append(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    row_t row;
     if (n != 4) {
         PyErr_SetString(PyExc_TypeError, "append() takes SQL, two numbers and bytes");
         return NULL;
     }
-    const long long a = PyLong_AsLongLong(args[1]), b = PyLong_AsLongLong(args[2]);
-    if (require_open(self) < 0 || PyErr_Occurred() != NULL) return NULL;
-    if (PyBytes_AsStringAndSize(args[3], &data, &len) < 0) return NULL;
-    if (len > INT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "more bytes than a row may have");
-        return NULL;
-    }
-    if (self->sql != args[0]) {
-        const char *sql = PyUnicode_AsUTF8AndSize(args[0], &sql_len);
-        if (sql == NULL) return NULL;
-        sqlite_finalize(self->api, self->append);
-        self->append = NULL;
-        Py_CLEAR(self->sql);
-        const int code = prepare(self, sql, (int)sql_len, &self->append);
-        if (code != SQLITE_OK) return PyLong_FromLong(code);
-        self->sql = Py_NewRef(args[0]);
-    }
-    int code;
-    if (len < LONG) {
-        code = append(self, a, b, data, len);
-    } else {
-        Py_BEGIN_ALLOW_THREADS;
-        code = append(self, a, b, data, len);
-        Py_END_ALLOW_THREADS;
-    }
-    return PyLong_FromLong(code);
+    int code = prepare_row((writer_t *)object, args, &row);
+    if (code == SQLITE_OK) code = append_row((writer_t *)object, &row);
+    return code < 0 ? NULL : PyLong_FromLong(code);
 }
 
 static void mark_busy(const writer_t *self) {
@@ -218,17 +232,16 @@ static int tell(PyObject *hook, const char *name) {
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *writer_commit(PyObject *object, PyObject *hook) {
-    writer_t *self = (writer_t *)object;
-    if (require_open(self) < 0) return NULL;
-    int code = prepare(self, "COMMIT", -1, &self->commit);
-    if (code != SQLITE_OK) return PyLong_FromLong(code);
+/* Commits: what was begun, or a row by itself. The answer of both. */
+static PyObject *commit(writer_t *self, const row_t *row, PyObject *hook) {
+    int code = SQLITE_OK;
     mark_busy(self);
     int failed = tell(hook, "status.before_commit");
     if (failed == 0) {
         self->pages = 0;
         Py_BEGIN_ALLOW_THREADS;
-        code = run(self, self->commit);
+        code = row == NULL ? run(self, self->commit)
+                           : append(self, row->a, row->b, row->data, row->len);
         Py_END_ALLOW_THREADS;
         if (code == SQLITE_OK) failed = tell(hook, "status.after_commit");
     }
@@ -239,11 +252,31 @@ static PyObject *writer_commit(PyObject *object, PyObject *hook) {
     return PyLong_FromLong(code == SQLITE_OK ? -1 - (long)self->pages : code);
 }
 
+static PyObject *writer_commit(PyObject *object, PyObject *hook) {
+    writer_t *self = (writer_t *)object;
+    if (require_open(self) < 0) return NULL;
+    const int code = prepare(self, "COMMIT", -1, &self->commit);
+    return code == SQLITE_OK ? commit(self, NULL, hook) : PyLong_FromLong(code);
+}
+
+static PyObject *writer_put(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    writer_t *self = (writer_t *)object;
+    row_t row;
+    if (n != 5) {
+        PyErr_SetString(PyExc_TypeError, "put() takes SQL, two numbers, bytes and a hook");
+        return NULL;
+    }
+    const int code = prepare_row(self, args, &row);
+    if (code < 0) return NULL;
+    return code == SQLITE_OK ? commit(self, &row, args[4]) : PyLong_FromLong(code);
+}
+
 static PyMethodDef methods[] = {
     {"append", (PyCFunction)(void (*)(void))writer_append, METH_FASTCALL, NULL},
     {"begin", writer_begin, METH_O, NULL},
     {"close", writer_close, METH_NOARGS, NULL},
     {"commit", writer_commit, METH_O, NULL},
+    {"put", (PyCFunction)(void (*)(void))writer_put, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

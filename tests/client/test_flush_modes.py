@@ -94,6 +94,7 @@ def test_who_adds_faster_than_the_disk_takes_waits(
         assert go_on.wait(30)
         return commit(*what)
 
+    monkeypatch.setattr(instance.coordinator.log, "commit_alone", lambda commit: None)
     monkeypatch.setattr(instance.coordinator.log, "offer", slow)
     session = client.new_session("auto_background")
     added = []
@@ -159,7 +160,7 @@ def test_rows_wait_on_while_the_disk_is_away(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(internals.coordinator(client).log, "offer", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "commit_alone", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     assert session.has_pending
@@ -250,7 +251,7 @@ def test_what_could_not_be_flushed_fills_the_buffer_again(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(internals.coordinator(client).log, "offer", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "commit_alone", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):

@@ -206,7 +206,7 @@ def test_a_write_outside_of_transactions_looks_again(
     session.upsert(table, {"id": 1, "v": "mine"})
     session.insert_ignore(table, (2, "mine"))
     log = internals.coordinator(client).log
-    commit = log.offer
+    commit = log.commit_alone
 
     def late(*what: Any) -> Any:
         monkeypatch.undo()
@@ -214,7 +214,7 @@ def test_a_write_outside_of_transactions_looks_again(
             other.insert(table, (1, "other"))
         return commit(*what)
 
-    monkeypatch.setattr(log, "offer", late)
+    monkeypatch.setattr(log, "commit_alone", late)
     assert session.flush() == txnkv.WriteResult(inserted=1, updated=1)
     assert table.get(1) == {"id": 1, "v": "mine"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.coordinator.conftest import World
 from tests.internals import die_in_commit
-from txnkv.coordinator import commit_log
+from txnkv.coordinator import payload as payloads
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.held import Key
@@ -304,7 +304,7 @@ def test_what_did_not_become_durable_is_taken_back(world: World, shelf: Shelf, p
     assert shelf.values() == [b"kept"]
     assert log.latest() == kept
     with world.store.status.read() as cur:
-        assert commit_log.find(cur, 2) is None
+        assert payloads.find(cur, 2) is None
     again = log.commit(small(3, b"next"))
     assert again > kept
     assert shelf.values() == [b"kept", b"next"]
@@ -319,7 +319,7 @@ def test_a_commit_whose_answer_was_lost_comes_to_light(world: World, shelf: Shel
     stamp = log.latest()
     assert shelf.held == {1: {stamp: b"there"}}
     with world.store.status.read() as cur:
-        assert commit_log.find(cur, 2) == stamp
+        assert payloads.find(cur, 2) == stamp
     assert world.coordinator.get(2).commit_ts == stamp
 
 

@@ -29,22 +29,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import apsw
 
 from txnkv.coordinator import held
 from txnkv.coordinator import payload as payloads
-from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
+from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit, unknown
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp, following, reach, stamp_of
-from txnkv.coordinator.payload import PayloadError, Section
+from txnkv.coordinator.payload import LogMember, PayloadError, Section
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
-    CommitOutcomeUnknownError,
     CorruptionError,
     StorageFullError,
     TxnkvError,
@@ -72,37 +71,6 @@ _NO_NUMBER: Final = (1 << 64) - 1
 
 _PATIENCE: Final = 10_000
 """Microseconds for which a commit of another process that is not durable is left out."""
-
-
-class LogMember(Protocol):
-    """The memory of what small commits change; one member for each kind of section."""
-
-    def apply(self, id: int, data: bytes, stamp: int) -> None:
-        """Take one section in. The same section may come twice, with the same stamp."""
-
-    def lose(self, section: Section, stamp: int, error: str) -> None:
-        """Take in that a section is damaged: whoever reads there is told, and others are not."""
-
-    def forget(self, id: int) -> None:
-        """Forget all of one part; it comes again, if it is not gone for good."""
-
-    def undo(self, ids: set[int], upto: int) -> None:
-        """Drop from these what has a stamp above `upto`: its COMMIT failed."""
-
-    def write_out(self, upto: Timestamp) -> dict[Key, str]:
-        """See to it that what has a stamp at or below `upto` is durable outside of the log.
-
-        Returns:
-            Parts that are damaged, and why: what is to be held of them.
-        """
-
-    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
-        """Hear that commits at or below `upto` are found outside of the log from now on, but for
-        parts that are held.
-        """
-
-    def reset(self) -> None:
-        """Forget all; it comes again."""
 
 
 class CommitLog:
@@ -183,8 +151,7 @@ class CommitLog:
         """The latest snapshot. All small commits at or below it are in memory here."""
         known = self._known
         if known is not None:
-            words = self.runtime.words
-            number = self.runtime.change_word() if words is None else words[CHANGE]
+            number = self.runtime.change_word()
             # Nothing was acknowledged since then, if all that is on its way to the disk is this
             # process's own group: its COMMIT makes the number odd, and then one higher.
             if number == known[0] or number in self._in_flight:
@@ -285,7 +252,7 @@ class CommitLog:
         if last > self._applied:
             self._metrics.tails.add()
             size = commits = 0
-            for stamp, payload in _logged(cur, max(self._applied, flushed), last):
+            for stamp, payload in payloads.logged(cur, max(self._applied, flushed), last):
                 whole = payloads.unpack_whole(payload, stamp)
                 if whole is None:
                     for section in self._unpacked(payload, stamp):
@@ -354,7 +321,7 @@ class CommitLog:
         for kind, id in lost:
             self._members[kind].forget(id)
         again = list(held.sections(cur, Timestamp(0)))
-        for stamp, payload in _logged(cur, flushed, self._applied):
+        for stamp, payload in payloads.logged(cur, flushed, self._applied):
             again += [(section, Timestamp(stamp)) for section in self._unpacked(payload, stamp)]
         for section, stamp in again:
             if (section.kind, section.id) in lost:
@@ -363,8 +330,8 @@ class CommitLog:
     def _count(self, size: int, commits: int) -> None:
         self.pending_bytes += size
         self.pending_commits += commits
-        self._metrics.log_bytes.set(self.pending_bytes)
-        self._metrics.log_commits.set(self.pending_commits)
+        self._metrics.log_bytes.value = self.pending_bytes
+        self._metrics.log_commits.value = self.pending_commits
 
     # -- committing --------------------------------------------------------------------
 
@@ -398,6 +365,31 @@ class CommitLog:
         self._metrics.commit_seconds.observe(time.monotonic() - request.began)
         return stamp
 
+    def commit_alone(self, commit: SmallCommit) -> Timestamp | None:
+        """`commit` with fewer steps, where nobody else is about to, and nobody has since the last
+        look.
+
+        Returns:
+            The commit timestamp; None: nothing was done, `offer` is the way.
+
+        Raises:
+            As `commit`.
+        """
+        if commit.write is not None or not commit.sections or not self._queue.lead():
+            return None
+        began = time.monotonic()
+        try:
+            with GATE.use():
+                written = self._write_alone(commit)
+            if written is None:
+                return None
+            self._status.after_turn()
+            self._make_durable(*written)
+        finally:
+            self._queue.pass_on()
+        self._metrics.commit_seconds.observe(time.monotonic() - began)
+        return written[1]
+
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
         """Commit as `commit` does, on the library's thread: any number may be under way at once."""
         return self._queue.submit(commit)
@@ -405,8 +397,16 @@ class CommitLog:
     def _commit_group(self, group: list[CommitRequest], wait: bool) -> None:
         """Commit all who wait, durably."""
         number, last = self._commit_unsynced(group, wait)
-        if last is None:
-            return
+        if last is not None:
+            self._make_durable(number, last)
+
+    def _make_durable(self, number: int | None, last: Timestamp) -> None:
+        """See to it that a group is on the disk, and that this is known.
+
+        Args:
+            number: the change number after it; None where another thing came between.
+            last: the highest stamp of the group.
+        """
         try:
             self._status.sync()
             if armed:
@@ -414,13 +414,12 @@ class CommitLog:
             self.runtime.raise_durable(last)
         except BaseException as error:
             self._forget()
-            raise _unknown(error) from error
+            raise unknown(error) from error
         with self.lock:
             self._in_flight = ()
             if last > self.visible:
                 self.visible = last
-            # Every write of status.db moves the number on by two; another's since shows.
-            self._known = None if number is None else (number + 2, last)
+            self._known = None if number is None else (number, last)
             self._show()
         self._metrics.commit_groups.value += 1
         self._on_commit()
@@ -454,7 +453,7 @@ class CommitLog:
     def _commit_unsynced(
         self, group: list[CommitRequest], wait: bool
     ) -> tuple[int | None, Timestamp | None]:
-        """Commit all who wait. Answers the change number before, and the last stamp given."""
+        """Commit all who wait. Answers the change number after, and the last stamp given."""
         status, last = self._status, None
         try:
             cur, failed = status.begin_write(wait=wait), None
@@ -472,8 +471,7 @@ class CommitLog:
                         known = self._known = self._known_at(number)
                         self._show()
                     if number is not None and known is not None:
-                        self._in_flight = (number + 1, number + 2)
-                        self.shown[2], self.shown[3] = self._in_flight
+                        self._let_fly(number)
                 if armed:
                     fault_point("log.written")
             except BaseException as error:
@@ -483,17 +481,68 @@ class CommitLog:
                 status.end_write(cur, failed, False, self._undo)
         except BaseException as error:
             if last is not None and not isinstance(error, StorageFullError):
-                raise _unknown(error) from error
+                raise unknown(error) from error
             raise
+        # Every write of status.db moves the number on by two; another's since shows.
+        number = None if number is None else number + 2
+        self._note_written(number, last)
+        return number, last
+
+    def _let_fly(self, number: int) -> None:
+        """Others go on with what is known, while a group is on its way to the disk."""
+        self._in_flight = self.shown[2], self.shown[3] = (number + 1, number + 2)
+
+    def _note_written(self, number: int | None, last: Timestamp | None) -> None:
         with self.lock:
-            self._current = None if number is None else number + 2
+            self._current = number
             if last is None:
                 self._in_flight = ()
                 self._show()
             else:
                 self._applied = max(self._applied, last)
                 self._last_given = max(self._last_given, last)
-        return number, last
+
+    def _write_alone(self, commit: SmallCommit) -> tuple[int, Timestamp] | None:
+        """Write one commit of rows; as `_commit_unsynced`, or None as `commit_alone`."""
+        status, tried = self._status, False
+        if not status.take_turn():
+            return None
+        try:
+            with self.lock:
+                number, known, latest = self.runtime.change_number(), self._known, self._applied
+                if number is None or self._current != number or known is None or known[0] != number:
+                    return None
+                if not commit.validate(None, latest):
+                    return None
+                stamp = following(self._last_given)
+                tried, self._touched, self._before = True, {}, latest
+                payload = self._take_in(commit.sections, stamp)
+                self._let_fly(number)
+            if armed:
+                fault_point("log.written")
+            if not status.put(_INSERT, stamp, commit.txn_id, payload):
+                self._undo()
+                return None
+        except BaseException as error:
+            if tried:
+                self._undo()
+                if not isinstance(error, StorageFullError):
+                    raise unknown(error) from error
+            raise
+        finally:
+            status.end_turn()
+        self._note_written(number + 2, stamp)
+        self._count_written(1, 1, len(payload))
+        return number + 2, stamp
+
+    def _take_in(self, sections: Sequence[Section], stamp: Timestamp) -> bytes:
+        """Have what a commit of this process changes in memory; its payload."""
+        payload = payloads.pack(sections, stamp)
+        for section in sections:
+            kind, id = section.kind, section.id
+            self._touched.setdefault(kind, set()).add(id)
+            self._members[kind].apply(id, section.data, stamp)
+        return payload
 
     def _write_group(self, cur: apsw.Cursor, group: Sequence[CommitRequest]) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
@@ -517,11 +566,7 @@ class CommitLog:
             made += 1
             if not sections and commit.txn_id == 0:
                 continue  # nobody asks for it, and there is nothing to be told
-            payload = payloads.pack(sections, stamp)
-            for section in sections:
-                kind, id = section.kind, section.id
-                self._touched.setdefault(kind, set()).add(id)
-                self._members[kind].apply(id, section.data, stamp)
+            payload = self._take_in(sections, stamp)
             size += len(payload)
             rows.append((stamp, commit.txn_id, payload))
         if not made:
@@ -530,16 +575,16 @@ class CommitLog:
             self._status.append(_INSERT, *row)
         if not rows or rows[-1][0] != latest:  # else the row says so
             reach(cur, latest)
-        self.pending_bytes += size
-        self.pending_commits += len(rows)
+        self._count_written(made, len(rows), size)
+        return latest
+
+    def _count_written(self, made: int, rows: int, size: int) -> None:
+        self._count(size, rows)
         metrics = self._metrics
-        metrics.log_bytes.value = self.pending_bytes
-        metrics.log_commits.value = self.pending_commits
         metrics.group_size.observe(made)
         metrics.small_commits.value += made
         metrics.commits.value += made
         metrics.log_written_bytes.value += size
-        return latest
 
     # -- looking after -----------------------------------------------------------------
 
@@ -552,26 +597,3 @@ class CommitLog:
         self._start()
         for member in self._members.values():
             member.reset()
-
-
-def _logged(cur: apsw.Cursor, after: int, upto: int) -> Iterable[tuple[int, bytes]]:
-    """Timestamps and payloads of the commits in (after, upto], ascending."""
-    return cur.execute(
-        "SELECT commit_ts, payload FROM commit_log WHERE commit_ts > ? AND commit_ts <= ? "
-        "ORDER BY commit_ts",
-        (after, upto),
-    )
-
-
-def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:
-    """Return when a small transaction committed; None when the log does not have it (any more)."""
-    found = cur.execute("SELECT commit_ts FROM commit_log WHERE txn_id = ?", (txn_id,)).fetchone()
-    return None if found is None else Timestamp(found[0])
-
-
-def _unknown(error: BaseException) -> CommitOutcomeUnknownError:
-    return CommitOutcomeUnknownError(
-        f"the transaction's commit broke off ({error}). It is wholly committed or wholly not: when "
-        "the disk is well again, ask client.transaction_state(error.txn_id)",
-        0,
-    )

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -43,7 +43,8 @@ class SmallCommit(NamedTuple):
         txn_id: local id of the transaction.
         sections: what it changes in memory.
         validate: called with the cursor of the SQLite transaction and the latest commit
-            timestamp, when all that committed before is in memory; raises to refuse.
+            timestamp, when all that committed before is in memory; raises to refuse. Where there is
+            no `write` the cursor may be None: False, when one is needed.
         write: called with the same cursor and the commit's timestamp once `validate` has passed,
             for what it changes in status.db; gives the sections that were not known before.
             It refuses nothing: what it raises breaks the commit of all in the group.
@@ -52,7 +53,7 @@ class SmallCommit(NamedTuple):
 
     txn_id: int
     sections: Sequence[Section]
-    validate: Callable[[apsw.Cursor, Timestamp], None]
+    validate: Callable[[Any, Timestamp], bool | None]
     write: Callable[[apsw.Cursor, Timestamp], Sequence[Section]] | None = None
     size: int = 0
 
@@ -129,6 +130,24 @@ class CommitQueue:
         if waiting.leads:
             self._lead(wait=deadline is None)
         return waiting
+
+    def lead(self) -> bool:
+        """Begin to lead, where nobody does, for a commit that is in no queue; `pass_on` ends it."""
+        with self._mutex:
+            led, self._leading = self._leading, True
+        return not led
+
+    def pass_on(self) -> None:
+        """End a lead: who came first meanwhile is the next to lead."""
+        with self._mutex:
+            next_one = self._queue[0] if self._queue else None
+            self._leading = next_one is not None
+            if next_one is not None:
+                next_one.leads = True
+        if next_one is not None and next_one.wake is not None:
+            next_one.wake.release()
+        elif next_one is not None:
+            self._hand_over()
 
     def outcome(self, waiting: CommitRequest, deadline: int | None = None) -> Timestamp:
         """Wait for the end of what was offered; raises what refused it.
@@ -236,15 +255,7 @@ class CommitQueue:
                     first.wake = first.wake or new_baton()
                 self._hand_over()
             else:
-                with self._mutex:
-                    next_one = self._queue[0] if self._queue else None
-                    self._leading = next_one is not None
-                    if next_one is not None:
-                        next_one.leads = True
-                if next_one is not None and next_one.wake is not None:
-                    next_one.wake.release()
-                elif next_one is not None:
-                    self._hand_over()
+                self.pass_on()
                 for waiting in group:
                     waiting.stamp = waiting.given if waiting.error is None else None
                     waiting.ended = True
@@ -260,3 +271,12 @@ def _own(error: BaseException, waiting: CommitRequest) -> BaseException:
     if isinstance(error, TxnkvError):
         return type(error)(str(error))
     return UnavailableError(f"the commit broke off ({error!r}). Nothing was committed, try again")
+
+
+def unknown(error: BaseException) -> CommitOutcomeUnknownError:
+    """Return the error of a commit that broke off at its commit point."""
+    return CommitOutcomeUnknownError(
+        f"the transaction's commit broke off ({error}). It is wholly committed or wholly not: when "
+        "the disk is well again, ask client.transaction_state(error.txn_id)",
+        0,
+    )

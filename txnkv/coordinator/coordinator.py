@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import commit_log, liveness, partition_locks, status_table
+from txnkv.coordinator import liveness, partition_locks, payload, status_table
 from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
@@ -263,7 +263,7 @@ class Coordinator:
         with self.store.status.read() as cur:
             committed = None
             if status_table.find(cur, txn_id) is None:
-                committed = commit_log.find(cur, txn_id)
+                committed = payload.find(cur, txn_id)
             row = (
                 status_table.get(cur, txn_id)
                 if committed is None

@@ -19,10 +19,14 @@ Version 1 had one directory, entries without checksum, count and first, and one 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
+
+import apsw
 
 from txnkv import core
+from txnkv.coordinator.ids import Timestamp
 
 TABLET: Final = 1
 """A section of rows of one tablet."""
@@ -58,6 +62,37 @@ class Section(NamedTuple):
     def is_whole(self, commit_ts: int) -> bool:
         """Tell whether the bytes are those that were stored."""
         return self.crc is None or self.crc == _crc(self.data, commit_ts)
+
+
+class LogMember(Protocol):
+    """The memory of what small commits change; one member for each kind of section."""
+
+    def apply(self, id: int, data: bytes, stamp: int) -> None:
+        """Take one section in. The same section may come twice, with the same stamp."""
+
+    def lose(self, section: Section, stamp: int, error: str) -> None:
+        """Take in that a section is damaged: whoever reads there is told, and others are not."""
+
+    def forget(self, id: int) -> None:
+        """Forget all of one part; it comes again, if it is not gone for good."""
+
+    def undo(self, ids: set[int], upto: int) -> None:
+        """Drop from these what has a stamp above `upto`: its COMMIT failed."""
+
+    def write_out(self, upto: Timestamp) -> dict[tuple[int, int], str]:
+        """See to it that what has a stamp at or below `upto` is durable outside of the log.
+
+        Returns:
+            Parts that are damaged, and why: what is to be held of them.
+        """
+
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
+        """Hear that commits at or below `upto` are found outside of the log from now on, but for
+        parts that are held.
+        """
+
+    def reset(self) -> None:
+        """Forget all; it comes again."""
 
 
 section_of: Final = partial(tuple.__new__, Section)
@@ -150,3 +185,18 @@ def _of_version_1(payload: bytes, commit_ts: int) -> list[Section] | None:
         sections.append(Section(kind, id, body[at : at + length]))
         at += length
     return sections
+
+
+def logged(cur: apsw.Cursor, after: int, upto: int) -> Iterable[tuple[int, bytes]]:
+    """Timestamps and payloads of the commits in (after, upto], ascending."""
+    return cur.execute(
+        "SELECT commit_ts, payload FROM commit_log WHERE commit_ts > ? AND commit_ts <= ? "
+        "ORDER BY commit_ts",
+        (after, upto),
+    )
+
+
+def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:
+    """Return when a small transaction committed; None when the log does not have it (any more)."""
+    found = cur.execute("SELECT commit_ts FROM commit_log WHERE txn_id = ?", (txn_id,)).fetchone()
+    return None if found is None else Timestamp(found[0])

@@ -369,6 +369,47 @@ class StatusDatabase:
             if full or self._checkpointer.is_due:
                 self._checkpointer.after_write(full)
 
+    def take_turn(self) -> bool:
+        """Take the turn to write, inside of `GATE.use()`, for a write of one row; False: it is not
+        to be had at once, or the write has more to do. `end_turn` gives it back.
+        """
+        if self._closed or self._native is None or self.extents.noted or not self._queue.take():
+            return False
+        if self._native is None:  # it was closed meanwhile
+            self._queue.release()
+            return False
+        return True
+
+    def put(self, sql: str, a: int, b: int, data: bytes) -> bool:
+        """Write a row of two numbers and bytes, in a turn; to be synced. False: nothing was done.
+
+        Raises:
+            StorageFullError: no room; nothing was done.
+            UnavailableError: the disk failed. The row is visible or not.
+        """
+        assert self._native is not None
+        try:
+            code = self._native.put(sql, a, b, data, fault_point if armed else None)
+            if code > 0:
+                if code & 0xFF == apsw.SQLITE_BUSY:
+                    return False
+                raise apsw.exception_for(code)
+        except BaseException as error:
+            raise self._rolled_back(error) from error
+        if code < -1:
+            self._checkpointer.note_pages(-1 - code)
+        return True
+
+    def end_turn(self) -> None:
+        """Let the next writer go on."""
+        if not GATE.refused:
+            self._queue.release()
+
+    def after_turn(self) -> None:
+        """Move the WAL into the database, where there is enough of it, and no turn is held."""
+        if self._checkpointer.is_due:
+            self._checkpointer.after_write(False)
+
     def append(self, sql: str, a: int, b: int, data: bytes) -> None:
         """Insert a row of two numbers and bytes, inside of a write."""
         assert self._native is not None
@@ -387,13 +428,15 @@ class StatusDatabase:
             if noted:
                 self.extents.recorded(noted)
         except BaseException as error:
-            translated = sqlite_error(error, self.path, self._writer)
-            self._roll_back()
-            if translated is not None:
-                raise translated from error
-            raise
+            raise self._rolled_back(error) from error
         if code < -1:
             self._checkpointer.note_pages(-1 - code)
+
+    def _rolled_back(self, error: BaseException) -> BaseException:
+        """Roll back after an error; return the one to raise."""
+        translated = sqlite_error(error, self.path, self._writer)
+        self._roll_back()
+        return error if translated is None else translated
 
     def _roll_back(self) -> None:
         assert self._writer is not None

@@ -219,8 +219,13 @@ class WriteQueue(WriteTurn):
         self._refusing = False
 
     def acquire(self, *, wait: bool = True) -> None:
-        """Waits for its turn. As a rule nobody else has it for long, here or on the machine: it is
-        tried for half a millisecond, ahead of those that queue for it.
+        """Waits for its turn."""
+        if not self.take():
+            super().acquire(wait=wait)
+
+    def take(self) -> bool:
+        """Take the turn. As a rule nobody else has it for long, here or on the machine: it is tried
+        for half a millisecond, ahead of those that queue for it.
         """
         me = threading.get_ident()
         if self._owner != me and self._lock.acquire(blocking=False):
@@ -228,9 +233,9 @@ class WriteQueue(WriteTurn):
             refused = self._retired or self._refusing
             if descriptor is not None and not refused and core.take_turn(descriptor):
                 self._owner, self._tried_only = me, 0.0
-                return
+                return True
             self._lock.release()
-        super().acquire(wait=wait)
+        return False
 
     def release(self) -> None:
         """Lets the next one go on."""

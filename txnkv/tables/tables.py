@@ -91,8 +91,7 @@ class Tables(Catalog[TableInfo]):
             As `require_unchanged`.
             CorruptionError: it takes no writes.
         """
-        version = self.require_unchanged(tablet.table)
-        seen = self._seen
+        seen, version = self._seen, self.require_unchanged(tablet.table)
         if seen is None or seen.held:
             self.refuse_held((tablet.id,))
         return version

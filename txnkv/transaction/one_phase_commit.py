@@ -22,8 +22,8 @@ from txnkv.coordinator import (
     Timestamp,
     TxnRow,
     TxnState,
-    commit_log,
     ending_error,
+    payload,
     status_table,
 )
 from txnkv.errors import (
@@ -141,15 +141,19 @@ def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
 
 def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
     """Have the commit log commit."""
+    log, request = context.instance.coordinator.log, None
     try:
-        request = context.instance.coordinator.log.offer(commit, context.row.deadline)
+        stamp = log.commit_alone(commit)
+        if stamp is None:
+            request = log.offer(commit, context.row.deadline)
+            stamp = request.stamp
     except BaseException as error:
         _failed(context, attempt, error)
         if not isinstance(error, Exception):
             raise
         return
-    if request.stamp is not None:
-        _committed(context, attempt, request.stamp)
+    if stamp is not None:
+        _committed(context, attempt, stamp)
     else:
         _wait_for(context, attempt, commit, request)
 
@@ -323,7 +327,7 @@ def make_sure(context: TxnContext) -> TxnState:
             with context.instance.store.status.write() as cur:
                 # A write after the failed one decides: what did not come to light by now never
                 # does.
-                found = commit_log.find(cur, txn_id)
+                found = payload.find(cur, txn_id)
                 if found is None:
                     if not history.remembers(cur, local.unsure_since):
                         raise CommitOutcomeUnknownError(

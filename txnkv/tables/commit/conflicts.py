@@ -191,9 +191,9 @@ def validate(
     reads: ReadSet | None,
     tablets: Mapping[int, Tablet],
     memories: Mapping[int, core.MemRowSet],
-    cur: apsw.Cursor,
+    cur: apsw.Cursor | None,
     latest: Timestamp,
-) -> None:
+) -> bool:
     """Validate what a small transaction writes to tables.
 
     Args:
@@ -204,8 +204,11 @@ def validate(
         reads: what it read, of a serializable one.
         tablets: those that it writes to, by id.
         memories: what it writes there.
-        cur: of the SQLite transaction of the commit.
+        cur: of the SQLite transaction of the commit; or None, while nobody else commits.
         latest: the latest commit timestamp.
+
+    Returns:
+        False when it needs a cursor and has none.
 
     Raises:
         TransactionConflictError: others changed what it wrote, or a serializable one read.
@@ -218,11 +221,14 @@ def validate(
     log = tables.log
     if past_timeout(row):
         raise timed_out(row, "commit")
-    if log.catalog_version != catalog:
+    if cur is None:
+        if log.catalog_version != catalog or log.locked or reads is not None:
+            return False
+    elif log.catalog_version != catalog:
         for tablet in tablets.values():
             table_catalog.require_unchanged(cur, tablet.table)
         held.refuse(held.ids(cur, payload.TABLET), tablets)
-    if log.locked:
+    if cur is not None and log.locked:
         _refuse_locked(cur, row if transactional else None, list(tablets))
     since = row.snapshot_ts
     if latest > since:
@@ -230,9 +236,10 @@ def validate(
             key = changed_of(tablets[id], own, since)
             if key is not None:
                 raise _conflict(tablets[id], key)
-        if reads is not None:
+        if reads is not None and cur is not None:
             refuse_dropped(tables, reads, cur)
             validate_reads(tables, reads, since, since)
+    return True
 
 
 def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:
