@@ -366,8 +366,7 @@ class CommitLog:
         return stamp
 
     def commit_alone(self, commit: SmallCommit) -> Timestamp | None:
-        """`commit` with fewer steps, where nobody else is about to, and nobody has since the last
-        look.
+        """`commit` with fewer steps, where nobody else in this process is about to.
 
         Returns:
             The commit timestamp; None: nothing was done, `offer` is the way.
@@ -466,12 +465,7 @@ class CommitLog:
                         self._catch_up(cur)
                     self._before = self._applied
                     last = self._write_group(cur, group)
-                    known = self._known
-                    if number is None or known is None or known[0] != number:
-                        known = self._known = self._known_at(number)
-                        self._show()
-                    if number is not None and known is not None:
-                        self._let_fly(number)
+                    self._let_fly(number)
                 if armed:
                     fault_point("log.written")
             except BaseException as error:
@@ -488,9 +482,14 @@ class CommitLog:
         self._note_written(number, last)
         return number, last
 
-    def _let_fly(self, number: int) -> None:
+    def _let_fly(self, number: int | None) -> None:
         """Others go on with what is known, while a group is on its way to the disk."""
-        self._in_flight = self.shown[2], self.shown[3] = (number + 1, number + 2)
+        known = self._known
+        if number is None or known is None or known[0] != number:
+            known = self._known = self._known_at(number)
+            self._show()
+        if number is not None and known is not None:
+            self._in_flight = self.shown[2], self.shown[3] = (number + 1, number + 2)
 
     def _note_written(self, number: int | None, last: Timestamp | None) -> None:
         with self.lock:
@@ -509,10 +508,12 @@ class CommitLog:
             return None
         try:
             with self.lock:
-                number, known, latest = self.runtime.change_number(), self._known, self._applied
-                if number is None or self._current != number or known is None or known[0] != number:
-                    return None
-                if not commit.validate(None, latest):
+                number = self.runtime.change_number()
+                if number is None or self._current != number:
+                    with status.reading() as cur:
+                        self._catch_up(cur)
+                latest = self._applied
+                if number is None or not commit.validate(None, latest):
                     return None
                 stamp = following(self._last_given)
                 tried, self._touched, self._before = True, {}, latest

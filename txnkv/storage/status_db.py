@@ -380,6 +380,18 @@ class StatusDatabase:
             return False
         return True
 
+    @contextmanager
+    def reading(self) -> Iterator[apsw.Cursor]:
+        """Read in a turn, in which nobody else writes."""
+        assert self._writer is not None
+        cursor = self._writer.cursor()
+        try:
+            yield cursor
+        except BaseException as error:
+            raise self._rolled_back(error) from error
+        finally:
+            cursor.close(True)
+
     def put(self, sql: str, a: int, b: int, data: bytes) -> bool:
         """Write a row of two numbers and bytes, in a turn; to be synced. False: nothing was done.
 

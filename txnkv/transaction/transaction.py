@@ -239,7 +239,7 @@ class Transaction(Closing):
 
     # -- rollback ----------------------------------------------------------------------
 
-    @shielded
+    @shielded_unless(lambda t: one_phase_commit.is_brief(t.context, vars(t).get("_ending")))
     def rollback(self) -> None:
         """Abort, and return when every participant has dropped what was staged. Twice is fine.
 
