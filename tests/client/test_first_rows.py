@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
 import txnkv
+from txnkv.storage import clock
+from txnkv.tables import OPERATIONS as OPERATIONS_OF_ROWS
+from txnkv.tables import write_buffer
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?", "n": "int32?"}, primary_key="id")
 PARTITIONS = {
@@ -162,3 +167,110 @@ def test_a_row_of_a_table_that_was_dropped_since(client: txnkv.Client, table: tx
     with pytest.raises(gone, match="was dropped"):
         txn.commit()
     assert txn.state is txnkv.TxnState.ABORTED
+
+
+# -- rows that go there at the call ----------------------------------------------------
+
+
+class Model:
+    """Rows of a transaction, and what a flush is to tell of them."""
+
+    def __init__(self, rows: dict[int, tuple[object, object]]) -> None:
+        self.rows = dict(rows)
+        self.has_read = False
+        self.told = [0, 0, 0, 0]  # inserted, updated, deleted, ignored
+
+    def do(self, op: str, key: int, value: tuple[object, object]) -> str:
+        """Do it; the operation that is to do the same, and that refuses nothing."""
+        there, name = key in self.rows, op.removesuffix("_ignore")
+        if (name == "insert" and there) or (name in ("update", "delete") and not there):
+            self.told[3] += 1
+            return f"{name}_ignore"
+        if name == "delete":
+            del self.rows[key]
+            self.told[2] += 1
+        else:
+            self.rows[key] = value
+            self.told[there] += 1
+        return op
+
+    def hear(self, told: txnkv.WriteResult) -> None:
+        """After a read that had to write what waited a flush does not tell of that."""
+        if not self.has_read:
+            assert [told.inserted, told.updated, told.deleted, told.ignored] == self.told
+        self.told, self.has_read = [0, 0, 0, 0], False
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "grows large"])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_calls(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    seed: int,
+    large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reads let the short ways know the table; a flush tells of all since the one before."""
+    chance, model = random.Random(seed), Model(rows(table.scan()))
+    if large:
+        monkeypatch.setattr(write_buffer, "MAX_ROWS", 20)
+    with client.transaction() as txn:
+        for step in range(120):
+            key, value = chance.randrange(12), (f"{step}", step)
+            match chance.randrange(10):
+                case 0:
+                    if chance.random() < 0.7:
+                        model.hear(txn.flush())
+                    model.has_read = model.told != [0, 0, 0, 0]
+                    found = txn.get(table, key)
+                    wanted = model.rows.get(key)
+                    assert (None if found is None else (found["v"], found["n"])) == wanted
+                case 1 if chance.random() < 0.5:
+                    model.hear(txn.flush())
+                case _:
+                    op = model.do(chance.choice(list(OPERATIONS_OF_ROWS)), key, value)
+                    given = key if op.startswith("delete") else (key, *value)
+                    getattr(txn, op)(chance.choice([table, "t"]), given)
+        model.hear(txn.flush())
+        assert rows(txn.scan(table)) == model.rows
+    assert rows(table.scan()) == model.rows
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close", "session", "serialize", "timeout"])
+def test_calls_after_the_end(connect: Callable[..., txnkv.Client], end: str) -> None:
+    """What has gone straight to the rows goes there no more."""
+    client = connect()
+    table = client.create_table("t", SCHEMA)
+    table.insert((1, "a", 1))
+    txn = client.new_transaction(timeout=60)
+    txn.upsert(table, (2, "b", 2))
+    assert txn.get(table, 1) is not None
+    txn.upsert(table, (3, "c", 3))
+    later = clock.monotonic_micros() + 61_000_000
+    with ExitStack() as stack:
+        errors: dict[str, type[Exception]] = {
+            "commit": txnkv.InvalidTxnStateError,
+            "rollback": txnkv.InvalidTxnStateError,
+            "close": txnkv.ClosedError,
+            "timeout": txnkv.TransactionTimedOutError,
+        }
+        if end == "session":
+            txn.new_session().insert(table, (4, "d", 4))
+        elif end == "timeout":
+            stack.enter_context(clock.replaced(monotonic=lambda: later))
+        else:
+            getattr(client if end == "close" else txn, end)()
+        if end in errors:
+            for call in (
+                lambda: txn.upsert(table, (5, "e", 5)),
+                lambda: txn.delete("t", 1),
+                lambda: txn.get(table, 1),
+            ):
+                with pytest.raises(errors[end]):
+                    call()
+            return
+        txn.upsert(table, (5, "e", 5))
+        assert txn.get(table, 5) == {"id": 5, "v": "e", "n": 5}
+        txn.commit()
+    kept = {1, 2, 3, 5} | ({4} if end == "session" else set())
+    assert set(rows(table.scan())) == kept

@@ -214,6 +214,18 @@ def test_a_write_after_the_change_is_refused_at_once(
     txn.rollback()
 
 
+def test_a_handle_reads_the_columns_of_now(client: txnkv.Client, table: txnkv.Table) -> None:
+    """A read of an older snapshot let the handle's short way answer with the columns of before."""
+    before = table.get(1)
+    assert before is not None
+    txn = client.new_transaction()
+    client.table("t").alter(add={"c": NEW})
+    assert txn.get("t", 1) == txn.get(table, 1) == before
+    assert table.get(1) == table.get(1) == before | {"c": NEW.default}
+    assert txn.get(table, 1) == before
+    txn.rollback()
+
+
 def test_a_small_transaction_that_wrote_elsewhere_commits(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:

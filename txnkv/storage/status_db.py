@@ -10,6 +10,8 @@ beside the database, on which the kernel keeps order; BEGIN IMMEDIATE then finds
     process lock -> flock -> BEGIN IMMEDIATE -> ... -> change number busy -> COMMIT
         -> change number bumped -> flock free -> process lock free -> WAL synced -> acknowledged
 
+A write of one row (`put`) is an INSERT by itself in the place of BEGIN, COMMIT and what is between.
+
 The change number is busy before the COMMIT can be seen and bumped before it is acknowledged, so
 a reader that finds the number it knows has missed nothing (`runtime`). A writer killed in
 between leaves it busy, which means "look"; its flock goes with it.
