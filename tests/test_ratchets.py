@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_286, "server": 1_386,
-    "topics": 12_231, "tables": 9_585, "storage": 4_532, "cli": 4_955, "coordinator": 3_166,
-    "transaction": 3_383, "core": 3_468, "spark": 2_268, "client": 4_085, "aio": 588,
+    "topics": 12_231, "tables": 9_589, "storage": 4_536, "cli": 4_955, "coordinator": 3_177,
+    "transaction": 3_392, "core": 3_468, "spark": 2_268, "client": 4_085, "aio": 588,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 

@@ -22,12 +22,16 @@ struct reader {
 
 enum { EACH = 3 /* of `tablets` */ };
 
-static PyObject *id_of(const reader_t *self, Py_ssize_t number) {
-    return PyTuple_GetItem(self->tablets, EACH * number + 1);
-}
+/* A tablet, as long as the tuple of tablets is held that it was taken from. */
+typedef struct {
+    published_t *published;
+    PyObject *id, *tablet;
+} place_t;
 
-static published_t *published_of(const reader_t *self, Py_ssize_t number) {
-    return (published_t *)PyTuple_GetItem(self->tablets, EACH * number);
+static place_t place_of(const reader_t *self, Py_ssize_t number) {
+    return (place_t){(published_t *)PyTuple_GetItem(self->tablets, EACH * number),
+                     PyTuple_GetItem(self->tablets, EACH * number + 1),
+                     PyTuple_GetItem(self->tablets, EACH * number + 2)};
 }
 
 bool reader_is_indexed(const reader_t *self) { return self->indexed; }
@@ -35,28 +39,28 @@ bool reader_is_indexed(const reader_t *self) { return self->indexed; }
 row_table_t *reader_table(const reader_t *self) { return (row_table_t *)self->table; }
 
 static bool is_confirmed(const reader_t *self) {
-    return self->n != 0 && self->epoch == published_epoch(published_of(self, 0));
+    return self->n != 0 && self->epoch == published_epoch(place_of(self, 0).published);
 }
 
 bool reader_is_current(const reader_t *self, PyObject *tables, uint64_t snapshot) {
     return self->tables == tables && self->since <= snapshot && is_confirmed(self);
 }
 
-/* The number of a key's tablet; false: it does not follow from the key alone. */
-static bool tablet_of(const reader_t *self, const row_bytes_t *key, Py_ssize_t *at) {
+/* A key's tablet; false: it does not follow from the key alone. */
+static bool find_place(const reader_t *self, const row_bytes_t *key, place_t *at) {
     uint16_t number = 0;
     const keys_t keys = {key->data, key->len, NULL, (uint32_t)key->len, 1};
     if (self->n == 0 || (self->n > 1 && (!self->hashed || key->len == 0))) return false;
     if (self->n > 1) partition_hash(&keys, (uint32_t)self->n, &number);
-    *at = number;
+    *at = place_of(self, number);
     return true;
 }
 
 /* Tells a transaction's read set of a key. */
-static int note(const reader_t *self, PyObject *add_key, Py_ssize_t at, const row_bytes_t *key) {
+static int note(PyObject *add_key, PyObject *id, const row_bytes_t *key) {
     PyObject *bytes = PyBytes_FromStringAndSize((const char *)key->data, (Py_ssize_t)key->len);
     if (bytes == NULL) return -1;
-    PyObject *done = PyObject_CallFunctionObjArgs(add_key, id_of(self, at), bytes, NULL);
+    PyObject *done = PyObject_CallFunctionObjArgs(add_key, id, bytes, NULL);
     Py_DECREF(bytes);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
@@ -83,9 +87,8 @@ static bool number_of(PyObject *given, unsigned long long *out) {
 /* -- a transaction's own rows ---------------------------------------------------------------- */
 
 /* The set of a tablet among {id: MemRowSet}; NULL, maybe with an error set: there is none. */
-static mem_row_set_t *own_of(const reader_t *self, PyObject *own, Py_ssize_t at) {
-    PyObject *id = id_of(self, at);
-    PyObject *set = id == NULL ? NULL : PyDict_GetItemWithError(own, id);
+static mem_row_set_t *own_of(PyObject *own, PyObject *id) {
+    PyObject *set = PyDict_GetItemWithError(own, id);
     return set == NULL ? NULL : mem_set_of(set);
 }
 
@@ -93,9 +96,8 @@ static bool is_tombstone(const mem_entry_t *entry) { return entry->row_len == UI
 
 /* Finds a row in a transaction's own set, NULL: it has none, or else in its snapshot, of which the
  * read set is told. */
-static published_status_t look(const reader_t *self, Py_ssize_t at, const mem_row_set_t *own,
-                               const row_bytes_t *key, unsigned long long snapshot,
-                               PyObject *add_key, row_bytes_t *row) {
+static published_status_t look(const place_t *at, const mem_row_set_t *own, const row_bytes_t *key,
+                               uint64_t snapshot, PyObject *add_key, row_bytes_t *row) {
     const mem_entry_t *entry =
         own == NULL ? NULL : mem_row_set_get(own, key->data, key->len, 0, UINT64_MAX);
     if (entry != NULL) {
@@ -105,24 +107,24 @@ static published_status_t look(const reader_t *self, Py_ssize_t at, const mem_ro
         copy_bytes(to, entry->row, entry->row_len);
         return PUBLISHED_FOUND;
     }
-    if (add_key != Py_None && note(self, add_key, at, key) < 0) return PUBLISHED_ERROR;
-    return published_find(published_of(self, at), NULL, key->data, key->len, snapshot, row);
+    if (add_key != Py_None && note(add_key, at->id, key) < 0) return PUBLISHED_ERROR;
+    return published_find(at->published, NULL, key->data, key->len, snapshot, row);
 }
 
 PyObject *reader_find(reader_t *self, PyObject *given, const reader_own_t *own) {
     PyObject *tablets = Py_NewRef(self->tablets); /* a look may let other threads run */
     row_bytes_t key, row;
-    Py_ssize_t at;
+    place_t at;
     row_bytes_init(&key);
     row_bytes_init(&row);
     published_status_t status = PUBLISHED_MISS;
     switch (row_table_key((row_table_t *)self->table, given, &key)) {
         case ROW_TABLE_OK:
-            if (tablet_of(self, &key, &at)) {
-                const mem_row_set_t *set = own->sets == NULL ? NULL : own_of(self, own->sets, at);
+            if (find_place(self, &key, &at)) {
+                const mem_row_set_t *set = own->sets == NULL ? NULL : own_of(own->sets, at.id);
                 status = set == NULL && PyErr_Occurred() != NULL
                              ? PUBLISHED_ERROR
-                             : look(self, at, set, &key, own->snapshot, own->add_key, &row);
+                             : look(&at, set, &key, own->snapshot, own->add_key, &row);
             }
             break;
         case ROW_TABLE_OTHER: break;
@@ -154,52 +156,56 @@ static bool is_refused(int op, bool there) {
     return there ? op == INSERT : op == UPDATE || op == DELETE;
 }
 
-/* Writes the row of a key, which is the old one if that is there. */
-static int put_row(reader_t *self, int op, PyObject *values, mem_row_set_t *set, reader_own_t *own,
-                   const row_bytes_t *key, const row_bytes_t *old, bool there) {
-    row_bytes_t again, row;
-    row_bytes_init(&again);
-    row_bytes_init(&row);
-    const uint8_t *before = there && op != INSERT ? old->data : NULL;
-    bool done = op == DELETE ||
-                row_table_values((row_table_t *)self->table, values, before, old->len, &again,
-                                 &row) == ROW_TABLE_OK;
-    done = done && mem_row_set_put(set, key->data, key->len, own->statement,
-                                   op == DELETE ? NULL : row.data, row.len) == STATUS_OK;
-    own->bytes = key->len + row.len;
-    row_bytes_free(&again);
-    row_bytes_free(&row);
-    if (!done) return LEFT;
-    return op == DELETE ? DELETED : there ? UPDATED : INSERTED;
+/* Makes the bytes of a row, those of the old one for columns that are missing; OTHER is left to
+ * Python. */
+static bool make_row(reader_t *self, int op, PyObject *values, const row_bytes_t *old, bool there,
+                     row_bytes_t *row) {
+    if (op == DELETE) return true;
+    row_bytes_t key;
+    row_bytes_init(&key);
+    const row_table_status_t status =
+        row_table_values((row_table_t *)self->table, values,
+                         there && op != INSERT ? old->data : NULL, old->len, &key, row);
+    row_bytes_free(&key);
+    return status == ROW_TABLE_OK;
 }
 
-static int write_at(reader_t *self, int op, PyObject *values, reader_own_t *own,
-                    const row_bytes_t *key, row_bytes_t *old) {
-    mem_row_set_t *set = own_of(self, own->sets, own->tablet);
+static int write_at(reader_t *self, const place_t *at, int op, PyObject *values, reader_own_t *own,
+                    const row_bytes_t *key, row_bytes_t *old, row_bytes_t *row) {
+    const mem_row_set_t *seen = own_of(own->sets, at->id);
     published_status_t found = PUBLISHED_ABSENT;
-    if (set == NULL && PyErr_Occurred() != NULL) return LEFT;
-    if (op != PUT) {
-        found = look(self, own->tablet, set, key, own->snapshot, own->add_key, old);
-    }
+    if (seen == NULL && PyErr_Occurred() != NULL) return LEFT;
+    if (op != PUT) found = look(at, seen, key, own->snapshot, own->add_key, old);
     if (found != PUBLISHED_FOUND && found != PUBLISHED_ABSENT) return LEFT;
     const bool there = found == PUBLISHED_FOUND;
-    if (is_refused(op, there)) return LEFT;
-    return set == NULL ? NO_SET : put_row(self, op, values, set, own, key, old, there);
+    if (is_refused(op, there) || !make_row(self, op, values, old, there, row)) return LEFT;
+    /* From here on nothing of Python runs; what did before may have put another set there. */
+    mem_row_set_t *set = own_of(own->sets, at->id);
+    if (set == NULL) return PyErr_Occurred() == NULL ? NO_SET : LEFT;
+    own->statement = ++*own->statements;
+    const status_t status = mem_row_set_put(set, key->data, key->len, own->statement,
+                                            op == DELETE ? NULL : row->data, row->len);
+    if (status != STATUS_OK) return LEFT;
+    own->bytes = key->len + row->len;
+    return op == DELETE ? DELETED : there ? UPDATED : INSERTED;
 }
 
 int reader_write(reader_t *self, int op, PyObject *values, reader_own_t *own, row_bytes_t *key) {
     row_table_t *table = (row_table_t *)self->table;
     PyObject *tablets = Py_NewRef(self->tablets);
-    row_bytes_t old;
+    row_bytes_t old, row;
+    place_t at;
     int what = LEFT;
     row_bytes_init(&old);
+    row_bytes_init(&row);
     const row_table_status_t known = op == DELETE ? row_table_key_values(table, values, key)
                                                   : row_table_key_of(table, values, key);
-    if (known == ROW_TABLE_OK && tablet_of(self, key, &own->tablet)) {
-        own->place = Py_NewRef(PyTuple_GetItem(tablets, EACH * own->tablet + 2));
-        what = write_at(self, op, values, own, key, &old);
+    if (known == ROW_TABLE_OK && find_place(self, key, &at)) {
+        own->place = Py_NewRef(at.tablet);
+        what = write_at(self, &at, op, values, own, key, &old, &row);
     }
     row_bytes_free(&old);
+    row_bytes_free(&row);
     Py_DECREF(tablets);
     /* Python tells of an error, on its own way; a signal's is none. */
     if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return FAILED;

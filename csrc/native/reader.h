@@ -17,13 +17,13 @@ enum { LEFT = 0, INSERTED = 1, UPDATED = 2, DELETED = 3, NO_SET = 4, FAILED = 5 
 
 /* A transaction's own rows, and what it reads; the row that was written last. */
 typedef struct {
-    PyObject *sets;      /* {id of a tablet: MemRowSet} */
-    PyObject *add_key;   /* tells the read set of a key, or None */
+    PyObject *sets;       /* {id of a tablet: MemRowSet}; of a read NULL: none */
+    PyObject *add_key;    /* tells the read set of a key, or None */
     uint64_t snapshot;
-    uint64_t statement;  /* the number of what is written */
-    Py_ssize_t tablet;   /* the number of its tablet */
-    PyObject *place;     /* the tablet, a reference of its own; of NO_SET, it has no set so far */
-    size_t bytes;        /* of key and row */
+    uint64_t *statements; /* the number of the statement before */
+    uint64_t statement;
+    PyObject *place;      /* its tablet, a reference of its own; of NO_SET, it has no set so far */
+    size_t bytes;         /* of key and row */
 } reader_own_t;
 
 /* The reader that an object is, else NULL with an error set. */

@@ -70,7 +70,7 @@ static PyObject *write_row(writes_t *self, reader_t *reader, int op, PyObject *v
     reader_own_t own = {.sets = self->sets,
                         .add_key = self->add_key,
                         .snapshot = self->snapshot,
-                        .statement = self->statements + 1};
+                        .statements = &self->statements};
     row_bytes_t key;
     row_bytes_init(&key);
     int what = reader_write(reader, op, values, &own, &key);
@@ -80,12 +80,12 @@ static PyObject *write_row(writes_t *self, reader_t *reader, int op, PyObject *v
         Py_CLEAR(own.place);
         key.len = 0;
         what = made == NULL ? FAILED : reader_write(reader, op, values, &own, &key);
+        if (what == NO_SET) what = LEFT;
     }
     PyObject *outcome = NULL;
     if (what == LEFT) {
         outcome = PyLong_FromLong(LEFT);
     } else if (what != FAILED) {
-        self->statements++;
         self->rows++;
         self->bytes += (int64_t)own.bytes + ENTRY_BYTES;
         if (what != INSERTED || op == PUT) self->replaces = true;
@@ -161,6 +161,10 @@ static int put_locked(writes_t *self, PyObject *table, int op, PyObject *row) {
     const int at_hand = is_at_hand(self);
     reader_t *reader = at_hand == 1 ? reader_by(self, table) : NULL;
     if (reader == NULL) return PyErr_Occurred() == NULL ? 0 : -1;
+    if (self->told == NULL) { /* withdrawn since */
+        Py_DECREF(reader);
+        return 0;
+    }
     PyObject *values, *outcome = NULL;
     PyObject *told = Py_NewRef(self->told); /* a write may let other threads run */
     row_table_status_t status = ROW_TABLE_OTHER;
@@ -213,6 +217,9 @@ static PyObject *writes_find(PyObject *object, PyObject *const *args, Py_ssize_t
     PyObject *release = hold(self), *found = NULL;
     if (release == NULL) return PyErr_Occurred() == NULL ? Py_NewRef(Py_NotImplemented) : NULL;
     reader_t *reader = is_at_hand(self) == 1 ? reader_by(self, args[0]) : NULL;
+    if (reader != NULL && self->release == NULL) { /* withdrawn since */
+        Py_CLEAR(reader);
+    }
     if (reader != NULL) {
         found = find_row(self, reader, args[1]);
         Py_DECREF(reader);

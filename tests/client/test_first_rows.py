@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage import clock
 from txnkv.tables import OPERATIONS as OPERATIONS_OF_ROWS
 from txnkv.tables import write_buffer
@@ -234,6 +237,88 @@ def test_any_order_of_calls(
         model.hear(txn.flush())
         assert rows(txn.scan(table)) == model.rows
     assert rows(table.scan()) == model.rows
+
+
+def test_a_handle_of_another_store(connect: Callable[..., txnkv.Client], tmp_path: Path) -> None:
+    """It read the other store from then on."""
+    ours = connect()
+    with txnkv.connect(tmp_path / "other") as other:
+        for client, value in ((ours, "ours"), (other, "theirs")):
+            client.create_table("t", SCHEMA).insert((1, value, 1))
+        table = other.table("t")
+        with ours.transaction() as txn:
+            txn.upsert("t", (2, "x", 2))
+            for call in (lambda: txn.get(table, 1), lambda: txn.upsert(table, (3, "y", 3))):
+                with pytest.raises(ValueError, match=r"is one of the store .*other"):
+                    call()
+        assert table.get(1) == {"id": 1, "v": "theirs", "n": 1}
+        assert rows(table.scan()) == {1: ("theirs", 1)}
+    assert set(rows(ours.table("t").scan())) == {1, 2}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_calls_in_a_forked_child(client: txnkv.Client, table: txnkv.Table) -> None:
+    """Once the child knew the table, they went into rows that nobody commits."""
+    txn = client.new_transaction()
+    txn.upsert(table, (3, "c", 3))
+    assert txn.get(table, 1) is not None
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        with suppress(BaseException):
+            with client.transaction() as own:
+                own.upsert(table, (4, "d", 4))
+            for call in (lambda: txn.upsert(table, (5, "e", 5)), lambda: txn.get(table, 1)):
+                try:
+                    call()
+                except txnkv.InvalidTxnStateError:
+                    refused += 1
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    txn.commit()
+    assert set(rows(table.scan())) == {1, 2, 3, 4}
+
+
+def test_what_fails_before_the_commit_point(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txn = client.new_transaction()
+    txn.upsert(table, (3, "c", 3))
+
+    def short(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("txnkv.coordinator.commit_log.payloads.pack", short)
+    with pytest.raises(txnkv.UnavailableError, match="Nothing was committed"):
+        txn.commit()
+    monkeypatch.undo()
+    assert txn.state is txnkv.TxnState.OPEN
+    assert table.get(3) is None
+    txn.commit()
+    assert table.get(3) == {"id": 3, "v": "c", "n": 3}
+
+
+def test_a_full_disk_moves_the_wal(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that there is room for what comes next."""
+    status, moved = internals.status(client), []
+    checkpointer = status._checkpointer
+    monkeypatch.setattr(checkpointer, "after_write", moved.append)
+
+    def full(*_: object) -> None:
+        raise txnkv.StorageFullError("no room")
+
+    monkeypatch.setattr(status, "put", full)
+    txn = client.new_transaction()
+    txn.upsert(table, (3, "c", 3))
+    with pytest.raises(txnkv.StorageFullError):
+        txn.commit()
+    assert moved == [True]
+    monkeypatch.undo()
+    txn.commit()
+    assert set(rows(table.scan())) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "close", "session", "serialize", "timeout"])

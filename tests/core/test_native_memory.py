@@ -102,6 +102,14 @@ class Tablet:
         )  # fmt: skip
 
 
+def test_a_reader_that_forgets_its_tablets_while_it_reads() -> None:
+    """The read set of a serializable transaction is told in Python, and others run meanwhile."""
+    tablet, table = Tablet(), row_table()
+    reader = core.RowReader(table, None, (tablet.published, 1, tablet), 3, False, False)
+    assert reader.get(5, SNAPSHOT, lambda id, key: reader.forget()) == ROW
+    assert reader.get(5, SNAPSHOT) is NotImplemented
+
+
 @pytest.mark.parametrize("what", ["taken away", "moved"])
 def test_layers_that_go_while_a_read_begins(what: str) -> None:
     """LMDB lets others run while it begins a read: a get went on in layers that were gone."""

@@ -36,9 +36,9 @@ from typing import Final
 
 import apsw
 
-from txnkv.coordinator import held
+from txnkv.coordinator import commit_queue, held
 from txnkv.coordinator import payload as payloads
-from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit, unknown
+from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp, following, reach, stamp_of
 from txnkv.coordinator.payload import LogMember, PayloadError, Section
@@ -53,6 +53,7 @@ from txnkv.metrics import Metrics
 from txnkv.storage import (
     CHANGE,
     GATE,
+    BusyError,
     Store,
     armed,
     brief,
@@ -181,15 +182,11 @@ class CommitLog:
             self._look()
 
     def catch_up(self, cur: apsw.Cursor) -> Timestamp:
-        """Take in all that committed before the transaction of this cursor, durable or not.
-
-        Args:
-            cur: of a write of status.db, or of a read that has not read anything yet: what is
-                taken in here never goes back.
+        """Take in all that committed before the transaction of this cursor, durable or not, and so
+        never goes back: of a write of status.db, or a read that has not read anything yet.
 
         Returns:
-            The latest commit timestamp: above what `latest` answers, if that one is on its way to
-            the disk.
+            The latest commit timestamp: above what `latest` answers, if it is not durable yet.
         """
         with self.lock:
             self._catch_up(cur)
@@ -281,11 +278,7 @@ class CommitLog:
                 member.flushed(self._flushed, {id for each, id in kept if each == kind})
 
     def write_out(self, upto: Timestamp) -> dict[Key, str]:
-        """Before a flush is published: what members write themselves is durable afterwards.
-
-        Returns:
-            As `LogMember.write_out`.
-        """
+        """Before a flush is published: as `LogMember.write_out`, of all members."""
         failed: dict[Key, str] = {}
         for member in self._members.values():
             failed |= member.write_out(upto)
@@ -369,17 +362,18 @@ class CommitLog:
         """`commit` with fewer steps, where nobody else in this process is about to.
 
         Returns:
-            The commit timestamp; None: nothing was done, `offer` is the way.
-
-        Raises:
-            As `commit`.
+            None when nothing was done: `offer` is the way.
         """
         if commit.write is not None or not commit.sections or not self._queue.lead():
             return None
         began = time.monotonic()
         try:
-            with GATE.use():
-                written = self._write_alone(commit)
+            try:
+                with GATE.use():
+                    written = self._write_alone(commit)
+            except StorageFullError:
+                self._status.after_turn(full=True)
+                raise
             if written is None:
                 return None
             self._status.after_turn()
@@ -413,7 +407,7 @@ class CommitLog:
             self.runtime.raise_durable(last)
         except BaseException as error:
             self._forget()
-            raise unknown(error) from error
+            raise commit_queue.unknown(error) from error
         with self.lock:
             self._in_flight = ()
             if last > self.visible:
@@ -475,7 +469,7 @@ class CommitLog:
                 status.end_write(cur, failed, False, self._undo)
         except BaseException as error:
             if last is not None and not isinstance(error, StorageFullError):
-                raise unknown(error) from error
+                raise commit_queue.unknown(error) from error
             raise
         # Every write of status.db moves the number on by two; another's since shows.
         number = None if number is None else number + 2
@@ -503,7 +497,7 @@ class CommitLog:
 
     def _write_alone(self, commit: SmallCommit) -> tuple[int, Timestamp] | None:
         """Write one commit of rows; as `_commit_unsynced`, or None as `commit_alone`."""
-        status, tried = self._status, False
+        status, written, self._before = self._status, False, None
         if not status.take_turn():
             return None
         try:
@@ -516,19 +510,23 @@ class CommitLog:
                 if number is None or not commit.validate(None, latest):
                     return None
                 stamp = following(self._last_given)
-                tried, self._touched, self._before = True, {}, latest
+                self._touched, self._before = {}, latest
                 payload = self._take_in(commit.sections, stamp)
                 self._let_fly(number)
             if armed:
                 fault_point("log.written")
-            if not status.put(_INSERT, stamp, commit.txn_id, payload):
-                self._undo()
-                return None
+            written = True
+            status.put(_INSERT, stamp, commit.txn_id, payload)
+        except BusyError:
+            self._undo()
+            return None
         except BaseException as error:
-            if tried:
+            if self._before is not None:
                 self._undo()
-                if not isinstance(error, StorageFullError):
-                    raise unknown(error) from error
+            if written and not isinstance(error, StorageFullError):
+                raise commit_queue.unknown(error) from error
+            if isinstance(error, Exception) and not isinstance(error, TxnkvError):
+                raise commit_queue.broke_off(error) from error
             raise
         finally:
             status.end_turn()

@@ -270,6 +270,11 @@ def _own(error: BaseException, waiting: CommitRequest) -> BaseException:
         return CommitOutcomeUnknownError(str(error), waiting.commit.txn_id)
     if isinstance(error, TxnkvError):
         return type(error)(str(error))
+    return broke_off(error)
+
+
+def broke_off(error: BaseException) -> UnavailableError:
+    """Return the error of a commit that broke off before its commit point."""
     return UnavailableError(f"the commit broke off ({error!r}). Nothing was committed, try again")
 
 

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 from urllib.parse import quote
 
 import apsw
@@ -59,7 +60,7 @@ from txnkv.storage.sqlite_connection import (
     sqlite_error,
 )
 from txnkv.storage.wal import Checkpointer, WalFile
-from txnkv.storage.write_queue import WriteQueue
+from txnkv.storage.write_queue import BusyError, WriteQueue
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
 declare_fault_point("status.after_commit", "COMMIT is done, the change number not bumped")
@@ -389,15 +390,18 @@ class StatusDatabase:
         cursor = self._writer.cursor()
         try:
             yield cursor
+        except apsw.BusyError as error:
+            raise BusyError(f"{self.path}: {error}") from error
         except BaseException as error:
-            raise self._rolled_back(error) from error
+            self._fail(error)
         finally:
             cursor.close(True)
 
-    def put(self, sql: str, a: int, b: int, data: bytes) -> bool:
-        """Write a row of two numbers and bytes, in a turn; to be synced. False: nothing was done.
+    def put(self, sql: str, a: int, b: int, data: bytes) -> None:
+        """Write a row of two numbers and bytes, in a turn; to be synced.
 
         Raises:
+            BusyError: somebody is in the way; nothing was done.
             StorageFullError: no room; nothing was done.
             UnavailableError: the disk failed. The row is visible or not.
         """
@@ -406,23 +410,22 @@ class StatusDatabase:
             code = self._native.put(sql, a, b, data, fault_point if armed else None)
             if code > 0:
                 if code & 0xFF == apsw.SQLITE_BUSY:
-                    return False
+                    raise BusyError(f"{self.path} is busy: try again")
                 raise apsw.exception_for(code)
         except BaseException as error:
-            raise self._rolled_back(error) from error
+            self._fail(error)
         if code < -1:
             self._checkpointer.note_pages(-1 - code)
-        return True
 
     def end_turn(self) -> None:
         """Let the next writer go on."""
         if not GATE.refused:
             self._queue.release()
 
-    def after_turn(self) -> None:
-        """Move the WAL into the database, where there is enough of it, and no turn is held."""
-        if self._checkpointer.is_due:
-            self._checkpointer.after_write(False)
+    def after_turn(self, *, full: bool = False) -> None:
+        """Move the WAL into the database, where there is enough of it or no room. In no turn."""
+        if full or self._checkpointer.is_due:
+            self._checkpointer.after_write(full)
 
     def append(self, sql: str, a: int, b: int, data: bytes) -> None:
         """Insert a row of two numbers and bytes, inside of a write."""
@@ -442,15 +445,17 @@ class StatusDatabase:
             if noted:
                 self.extents.recorded(noted)
         except BaseException as error:
-            raise self._rolled_back(error) from error
+            self._fail(error)
         if code < -1:
             self._checkpointer.note_pages(-1 - code)
 
-    def _rolled_back(self, error: BaseException) -> BaseException:
-        """Roll back after an error; return the one to raise."""
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Roll back after an error, and raise it."""
         translated = sqlite_error(error, self.path, self._writer)
         self._roll_back()
-        return error if translated is None else translated
+        if translated is not None:
+            raise translated from error
+        raise error
 
     def _roll_back(self) -> None:
         assert self._writer is not None

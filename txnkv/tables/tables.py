@@ -290,6 +290,10 @@ class Tables(Catalog[TableInfo]):
                 self._indexes.pop(at, None)
         for id in self._current.keys() - tables:
             self._current.pop(id, None)
+        live = {writer.reader for writer in self._writers.values()}
+        for name, reader in list(self.readers.items()):
+            if reader not in live:
+                self.readers.pop(name, None)
 
 
 Undo: TypeAlias = Callable[[apsw.Cursor], None]

@@ -213,6 +213,12 @@ class Connection:
         info = getattr(table, "info", None)
         if not isinstance(info, TableInfo):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        of = getattr(getattr(table, "_connection", None), "instance", self.instance)
+        if of.store.store_id != self.instance.store.store_id:
+            raise ValueError(
+                f"table {info.name!r} is one of the store {of.store.directory.path}, and this is "
+                f"{self.path}: take client.table({info.name!r}), of a client of this store"
+            )
         return self.instance.engine.current(info)
 
     def writer(self, table: AnyTable, snapshot: int | None = None) -> RowWriter:

@@ -122,6 +122,9 @@ class Instance:
 
     def after_fork_in_child(self) -> None:
         self._pool = None
+        for known in self.contexts.values():
+            if (context := known()) is not None:
+                context.local.withdraw()
         self.coordinator.after_fork_in_child()
         self.engine.after_fork_in_child()
         self.topics.after_fork_in_child()

@@ -413,11 +413,12 @@ class Transaction(Closing):
         getattr(self._session(), op)(table, row)
 
     def _offer(self, own: SmallWrites) -> None:
-        """Have the next calls go straight to the rows, where nothing waits in front of them."""
-        local = self.context.local
-        if local.hand is None and not self._rows.runs and not self.context.sessions:
-            own.offer(local.lock, self.context.row.deadline, self._rows.written)
+        """Have the next calls go straight to the rows, where nothing waits before them."""
+        if (local := self.context.local).hand is None and not self._rows.runs:
             self._hand = local.hand = own
+            own.offer(local.lock, self.context.row.deadline, self._rows.written)
+            if self.context.sessions or not self.connection.is_open:  # or they come now
+                local.withdraw()
 
     def _session(self) -> Session:
         if (found := self._own_session) is None:
@@ -509,8 +510,7 @@ class Transaction(Closing):
         (context := self.context).require_process()
         # Who comes second finds nothing to flush, and all of it flushed.
         with self._gate if context.sessions else context.lock:
-            local = context.local
-            local.commit_called = True
+            (local := context.local).commit_called = True
             if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
                 return
             try:
