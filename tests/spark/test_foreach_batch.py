@@ -373,11 +373,11 @@ def test_what_a_killed_driver_left_is_ended(stream: Stream, table: txnkv.Table) 
         left.append(txn.id)
         raise SystemExit
 
-    def no_rollback(txn: txnkv.Transaction) -> None:
+    def no_rollback(txn: txnkv.Transaction, error: BaseException) -> None:
         """It is killed."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(txnkv.Transaction, "_rollback_quietly", no_rollback)
+        patch.setattr(txnkv.Transaction, "_leave", no_rollback)
         with pytest.raises(SystemExit):
             stream.do(0, 4, fn=killed)
     assert stream.client.transaction_state(left[0]).name == "OPEN"
