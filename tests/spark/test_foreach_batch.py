@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.remote.remote_transaction import RemoteTransaction
 from txnkv.spark import foreach_batch, query_progress
 from txnkv.spark.foreach_batch import ForeachBatch
 
@@ -377,7 +378,8 @@ def test_what_a_killed_driver_left_is_ended(stream: Stream, table: txnkv.Table) 
         """It is killed."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(txnkv.Transaction, "_leave", no_rollback)
+        for kind in (txnkv.Transaction, RemoteTransaction):
+            patch.setattr(kind, "_leave", no_rollback)
         with pytest.raises(SystemExit):
             stream.do(0, 4, fn=killed)
     assert stream.client.transaction_state(left[0]).name == "OPEN"
