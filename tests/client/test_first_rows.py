@@ -122,6 +122,17 @@ def test_a_row_that_is_refused_alone_leaves_a_transaction_that_wrote_nothing(
     assert txn.commit() == txn.snapshot
 
 
+def test_a_transaction_of_which_rows_wait_is_known(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    txn = client.new_transaction()
+    with pytest.raises(txnkv.TxnNotFoundError):
+        client.transaction_state(txn.id)
+    txn.insert(table, (1, "refused", 0))
+    assert client.transaction_state(txn.id) is txnkv.TxnState.OPEN
+    txn.rollback()
+
+
 def test_many_rows_behind_the_first_ones(client: txnkv.Client, table: txnkv.Table) -> None:
     with client.transaction() as txn:
         for id in range(10, 1000):
@@ -256,7 +267,6 @@ def test_a_handle_of_another_store(connect: Callable[..., txnkv.Client], tmp_pat
     assert set(rows(ours.table("t").scan())) == {1, 2}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_calls_in_a_forked_child(client: txnkv.Client, table: txnkv.Table) -> None:
     """Once the child knew the table, they went into rows that nobody commits."""
     txn = client.new_transaction()

@@ -3,7 +3,7 @@
 A small transaction's changes are the payload of one row of the commit log; that row is its
 commit point. Threads that commit at one moment share one SQLite transaction and one fsync: the
 first to come leads, takes all who wait by the time it has the write lock, and while the disk
-works the next ones gather.
+works the next ones gather. Who finds nobody commits by itself, with fewer steps (`commit_alone`).
 
     T1 leads   [ T1            ]        validate, stamp, apply, COMMIT; the lock is free; fsync
     T2, T3, T4 wait ...         [ T2 T3 T4 ]        one of them leads

@@ -376,9 +376,9 @@ class StatusDatabase:
         """Take the turn to write, inside of `GATE.use()`, for a write of one row; False: it is not
         to be had at once, or the write has more to do. `end_turn` gives it back.
         """
-        if self._closed or self._native is None or self.extents.noted or not self._queue.take():
+        if self._closed or self.extents.noted or not self._queue.take():
             return False
-        if self._native is None:  # it was closed meanwhile
+        if self._native is None:  # the next write opens it
             self._queue.release()
             return False
         return True

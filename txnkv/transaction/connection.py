@@ -206,7 +206,11 @@ class Connection:
             )
 
     def table_info(self, table: AnyTable) -> TableInfo:
-        """The catalog entry of a name or a handle, of a table that is not dropped, as it is now."""
+        """The catalog entry of a name or a handle, of a table that is not dropped, as it is now.
+
+        Raises:
+            TypeError, ValueError: it is no table, or one of another store.
+        """
         self.require_open()
         if isinstance(table, str):
             return self.instance.engine.get(table)
@@ -223,7 +227,7 @@ class Connection:
 
     def writer(self, table: AnyTable, snapshot: int | None = None) -> RowWriter:
         """Return the row writer of a table that is not dropped, with its schema of now or, in a
-        transaction, that of its snapshot.
+        transaction, that of its snapshot; the name or handle has its reader of now from here on.
         """
         engine = self.instance.engine
         info = getattr(table, "info", None)

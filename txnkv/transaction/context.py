@@ -104,6 +104,7 @@ class TxnContext:
         hold: keeps what it acknowledges from others, also after it was rolled back.
         on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
+        touched: it was given more than the rows in memory.
     """
 
     lock_timeout: float = LOCK_TIMEOUT
@@ -133,7 +134,7 @@ class TxnContext:
         self.scope, self.transactional = scope, transactional
         self.sessions: list[Flushable] = []
         self.reads = ReadSet() if row.isolation == "serializable" and not stored else None
-        self._has_written = stored
+        self.touched = stored
         self._holding, self._pid = holding, _PID
         if not stored:
             instance.know(row.txn_id, self)
@@ -182,7 +183,7 @@ class TxnContext:
     def has_written(self) -> bool:
         """It is more than a reader."""
         own = self._own
-        return self._has_written or (own is not None and own.shown is not None)
+        return self.touched or (own is not None and own.shown is not None)
 
     def require_open(self, what: str) -> None:
         """Refuse what only an open transaction admits, as far as this process knows.
@@ -403,7 +404,7 @@ class TxnContext:
                 return
             outbox = self._parts().outbox
             outbox.require_live(topic)
-            self._has_written = True
+            self.touched = True
             for number, messages in parts:
                 outbox.add(topic, number, messages)
 
@@ -430,7 +431,7 @@ class TxnContext:
         with self.lock:
             self.require_open("acknowledge")
             self.settle()
-            self._has_written = True
+            self.touched = True
             call = info.id, tuple(ids), cumulative
             again = call in self._unsure_acks
             outbox = self._parts().outbox
@@ -525,7 +526,7 @@ class TxnContext:
                 with status.write() as cur:
                     applications.stage(cur, self.row.txn_id, mark)
                 fault_point("applications.staged")
-            self._has_written = True
+            self.touched = True
 
     @contextmanager
     def _abort_when_applied(self) -> Iterator[None]:
@@ -580,7 +581,7 @@ class TxnContext:
             local.move(Local.COMMITTED if committed else Local.ABORTED)
             own, self._own = self._own, None
             if own is not None and (rows := own.written) is not None and rows.memories:
-                self._has_written = True
+                self.touched = True
             for session in self.sessions:
                 session.end()
             self.sessions = []  # they refer to this: nothing is left for the collector

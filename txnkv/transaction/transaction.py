@@ -398,9 +398,8 @@ class Transaction(Closing):
         """Take a row into memory, without a session; what is not known at sight waits."""
         with (context := self.context).lock:
             rows = self._rows
-            few = self._own_session is None and (not rows.runs or rows.are_few)
-            own = context.rows_at_hand(op) if few else None
-            if own is not None:
+            few = self._own_session is None and rows.are_few
+            if few and (own := context.rows_at_hand(op)) is not None:
                 writer = self.connection.writer(table, context.row.snapshot_ts)
                 values = writer.checker[op].take(row)
                 if not rows.runs and (what := own.take(writer, op, values)):
@@ -408,6 +407,7 @@ class Transaction(Closing):
                     self._offer(own)
                 else:
                     rows.keep(writer, op, values)
+                    context.touched = True
                     context.local.withdraw()
                 return
         getattr(self._session(), op)(table, row)

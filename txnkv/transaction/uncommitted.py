@@ -80,7 +80,6 @@ class SmallParts:
     """
 
     hold: Hold | None = None
-
     written: SmallWrites | None = None
     _outbox: Outbox | None = None
     _marks: Marks | None = None
