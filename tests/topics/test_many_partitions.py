@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, attribute, call)
 
-    count("looks", offset_reader, "look_at")
+    count("looks", offset_reader, "glance_at")
+    count("lengthy looks", offset_reader, "look_at")
     count("opened", lmdb_open, "_open_env")
     return looked
 
@@ -61,7 +63,7 @@ def test_an_empty_poll_looks_at_nothing(
     assert looked["looks"] == 0
     send_to(client, topic, 7, 12)
     assert sorted(message.partition for message in consumer.poll(timeout=0)) == [7, 12]
-    assert looked["looks"] == 2
+    assert looked == {"looks": 2}, "all is in memory"
     internals.flush(client)
     assert consumer.poll(timeout=0) == []  # 7 and 12 had not been looked at to their end
     looked.clear()
@@ -101,3 +103,29 @@ def test_a_log_is_looked_at_where_the_tail_lacks_something(
     internals.flush(client)
     assert log_view.bounds(internals.topics(client), partition_of(client, topic, 3)).start == 0
     assert [m.value for m in topic.consumer().poll(timeout=0)] == [b"3"]
+
+
+def test_a_log_that_another_process_makes_is_found(
+    client: txnkv.Client, topic: txnkv.Topic, elsewhere: Callable[..., Any]
+) -> None:
+    """What was read from memory alone lies on the disk, is longer, and begins later."""
+    send_to(client, topic, *[3] * 10)
+    assert len(topic.consumer().poll(timeout=0)) == 10
+    elsewhere(
+        """
+        from tests import internals
+        internals.flush(client)
+        """
+    )
+    assert len(topic.consumer().poll(timeout=0)) == 10
+    send_to(client, topic, 3)
+    assert len(topic.consumer().poll(timeout=0)) == 11
+    elsewhere(
+        """
+        from tests import internals
+        from txnkv.topics import delete_below
+        engine = internals.topics(client)
+        delete_below(engine, engine.partitions(engine.find("events"))[3], 7)
+        """
+    )
+    assert len(topic.consumer().poll(timeout=0)) == 4

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,7 @@ _LEAST_RATE: Final = 1 << 20
 """Bytes of a request that come in each second, behind the first `_STUCK_SECONDS`."""
 _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE: Final = 0.05
+_TIMEVAL: Final = struct.Struct("@ll")
 _BEFORE_LOGIN: Final = {API_VERSIONS, 17, 36}
 
 HANDLERS: Final[dict[int, Handler]] = {
@@ -89,6 +91,72 @@ class _Connection:
         self.channel = channel
 
 
+class _Channel:
+    """The bytes of a connection, which are waited for with patience.
+
+    What is not encrypted is waited for in the kernel: a timeout of Python's costs three calls where
+    one does, in each of which another thread may take the interpreter.
+
+    Args:
+        connection: its socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._encrypted = isinstance(connection, ssl.SSLSocket)
+        self._patience = 0.0
+        if not self._encrypted:
+            connection.settimeout(None)
+            self._allow(socket.SO_SNDTIMEO, _STUCK_SECONDS)
+
+    def receive(self, size: int, seconds: float) -> bytes:
+        """Wait for some bytes, at most so many; empty at the end.
+
+        Raises:
+            TimeoutError: none came.
+        """
+        if self._encrypted:
+            self._socket.settimeout(seconds)
+        elif seconds != self._patience:
+            self._allow(socket.SO_RCVTIMEO, seconds)
+            self._patience = seconds
+        try:
+            return self._socket.recv(size)
+        except BlockingIOError:
+            raise TimeoutError("nothing came") from None
+
+    def receive_at_once(self, size: int) -> bytes:
+        """Return bytes that are there; empty where none are."""
+        with suppress(OSError):  # none are, or the next `receive` tells
+            if not self._encrypted:
+                return self._socket.recv(size, socket.MSG_DONTWAIT)
+            self._socket.settimeout(0)
+            return self._socket.recv(size)
+        return b""
+
+    def send(self, data: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            TimeoutError: it was not taken.
+        """
+        end = time.monotonic() + _STUCK_SECONDS
+        if self._encrypted:
+            self._socket.settimeout(_STUCK_SECONDS)
+        try:
+            sent = self._socket.send(data)
+            while sent < len(data):
+                if time.monotonic() > end:
+                    raise TimeoutError("the client takes its answers too slowly")
+                sent += self._socket.send(memoryview(data)[sent:])
+        except BlockingIOError:
+            raise TimeoutError("the client takes no answers") from None
+
+    def _allow(self, option: int, seconds: float) -> None:
+        whole, rest = divmod(int(seconds * 1e6), 1_000_000)
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, rest))
+
+
 class _Requests:
     """The requests of a connection, as they come.
 
@@ -97,7 +165,7 @@ class _Requests:
         peer: who has connected.
     """
 
-    def __init__(self, channel: socket.socket, peer: Peer) -> None:
+    def __init__(self, channel: _Channel, peer: Peer) -> None:
         self.channel = channel
         self._peer = peer
         self._come = bytearray()
@@ -114,8 +182,7 @@ class _Requests:
         """
         channel, data, known = self.channel, self._come, self._peer.user is not None
         if not data:
-            channel.settimeout(_IDLE_SECONDS if known else _HANDSHAKE_SECONDS)
-            data += channel.recv(_AHEAD_BYTES)
+            data += channel.receive(_AHEAD_BYTES, _IDLE_SECONDS if known else _HANDSHAKE_SECONDS)
             if not data:
                 return None
         patience = _STUCK_SECONDS if known else _HANDSHAKE_SECONDS
@@ -132,7 +199,6 @@ class _Requests:
         _receive(channel, data, end, most, patience + size / _LEAST_RATE)
         self._come = data[end:]
         del data[end:], data[:_LENGTH]
-        channel.settimeout(_STUCK_SECONDS)
         return data
 
     def further(self) -> Iterator[KafkaRequest]:
@@ -142,13 +208,10 @@ class _Requests:
             raise MalformedError
 
         data = self._come
-        with suppress(OSError):  # none is there, or `wait` tells
-            self.channel.settimeout(0)
-            while len(data) < _AHEAD_BYTES and (
-                piece := self.channel.recv(_AHEAD_BYTES - len(data))
-            ):
-                data += piece
-        self.channel.settimeout(_STUCK_SECONDS)
+        while len(data) < _AHEAD_BYTES and (
+            piece := self.channel.receive_at_once(_AHEAD_BYTES - len(data))
+        ):
+            data += piece
         for _ in range(_MOST_TOGETHER):
             end = _LENGTH + int.from_bytes(data[:_LENGTH], "big", signed=True)
             if not _LENGTH + 2 <= end <= len(data) or data[_LENGTH : _LENGTH + 2] != _PRODUCE_KEY:
@@ -261,7 +324,7 @@ class KafkaServer:
                     connection.channel, server_side=True, do_handshake_on_connect=False
                 )
                 channel.do_handshake()
-            requests = _Requests(connection.channel, peer)
+            requests = _Requests(_Channel(connection.channel), peer)
             while not peer.closing.is_set() and self._answer(requests, peer):
                 pass
         except MalformedError as error:
@@ -349,7 +412,7 @@ def _require_size(size: int, most: int) -> None:
         raise MalformedError(f"a request of {size:,} bytes; {most:,} are the most")
 
 
-def _send(channel: socket.socket, parts: list[bytes]) -> None:
+def _send(channel: _Channel, parts: list[bytes]) -> None:
     """Send an answer; a large part as it is, without a copy of all."""
     small: list[bytes] = []
     for part in parts:
@@ -357,14 +420,14 @@ def _send(channel: socket.socket, parts: list[bytes]) -> None:
             small.append(part)
             continue
         if small:
-            channel.sendall(b"".join(small))
+            channel.send(b"".join(small))
             small = []
-        channel.sendall(part)
+        channel.send(part)
     if small:
-        channel.sendall(b"".join(small))
+        channel.send(b"".join(small))
 
 
-def _receive(channel: socket.socket, data: bytearray, size: int, most: int, seconds: float) -> None:
+def _receive(channel: _Channel, data: bytearray, size: int, most: int, seconds: float) -> None:
     """Add what comes to `data` until it has so many bytes, within a time; memory is taken then.
 
     Args:
@@ -379,8 +442,8 @@ def _receive(channel: socket.socket, data: bytearray, size: int, most: int, seco
     """
     end = time.monotonic() + seconds
     while len(data) < size:
-        channel.settimeout(max(end - time.monotonic(), 0.001))
-        piece = channel.recv(min(most - len(data), _PIECE))
+        left = max(end - time.monotonic(), 0.001)
+        piece = channel.receive(min(most - len(data), _PIECE), left)
         if not piece:
             raise EOFError("the connection ended within a request")
         data += piece

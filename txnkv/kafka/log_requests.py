@@ -386,8 +386,7 @@ def _found(
         try:
             partition = broker.partition(peer, "read", each.topic, each.number)
             known = empty.get(each)
-            # What a reader may see next takes an offset first.
-            if known is not None and broker.engine.look(known.id).next_offset == known.end:
+            if known is not None and not _has_grown(broker, known):
                 answers.append(known.answer)
                 continue
             room = max(min(each.max_bytes, left), 1)
@@ -409,6 +408,12 @@ def _found(
     for each in wanted[len(answers) :]:  # no room for them in this answer
         answers.append(_no_records(each.number, None))
     return answers
+
+
+def _has_grown(broker: Broker, known: _Empty) -> bool:
+    """Tell whether there may be more: what a reader sees next takes an offset first."""
+    engine = broker.engine
+    return engine.tail.end(known.id) > known.end or engine.look(known.id).next_offset > known.end
 
 
 def _no_records(number: int, error: Exception | None) -> dict[str, Any]:

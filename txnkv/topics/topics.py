@@ -6,6 +6,7 @@ partitions, the tails of all of them, and the waits for what comes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -47,6 +48,8 @@ class Partition:
         self.topic = topic
         self.number = number
         self._store = store
+        self._folder = f"logs/{self.id}"
+        self._file = str(store.directory.path / self._folder / "data.mdb")
         self._opened: Opened | None = None
 
     @property
@@ -66,12 +69,17 @@ class Partition:
         Raises:
             CorruptionError: it was made, and is gone.
         """
-        return self._store.environments.was_made(f"logs/{self.id}", self.label, self.part)
+        return self._store.environments.was_made(self._folder, self.label, self.part)
 
     @property
     def is_made(self) -> bool:
         """The same as `exists`; no I/O once the partition was opened."""
         return self._opened is not None or self.exists
+
+    @property
+    def is_absent(self) -> bool:
+        """Tell whether nothing is in LMDB now, be it that it was never made or is gone."""
+        return self._opened is None and not os.path.exists(self._file)
 
     @property
     def environment(self) -> Environment:
@@ -107,14 +115,14 @@ class Partition:
     def _open(self) -> Opened:
         options = self.topic.options
         environment = self._store.environments.get(
-            f"logs/{self.id}", label=self.label, part=self.part, databases=DATABASES
+            self._folder, label=self.label, part=self.part, databases=DATABASES
         )
         limits = LogOptions(
             segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
         )
         side = None
         if self.topic.buffer == "sidecar":
-            side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
+            side = SideLogs(environment, self._store.environments, self._folder)
         log = PartitionLog(environment, limits, None if side is None else side.expand)
         if not self._store.directory.read_only:
             log.prepare()

@@ -357,14 +357,14 @@ def look_at(
 
 
 def glance_at(topics: Topics, partition: Partition, see: Callable[[LogView], T]) -> T | None:
-    """`look_at` in the calling thread, where nothing is to be read or done for it but the log: no
-    exception of a signal handler leaves anything open.
+    """`look_at` in the calling thread, where nothing is to be read or done for it but the log, or
+    all is in memory: no exception of a signal handler leaves anything open.
 
     Returns:
         None when there is something to be done, or to be said: `look_at` does.
     """
     log = partition.log_at_hand
-    if log is None or topics.store.directory.read_only:
+    if topics.store.directory.read_only or (log is None and not partition.is_absent):
         return None
     try:
         topics.require_live(partition.topic)
@@ -372,9 +372,11 @@ def glance_at(topics: Topics, partition: Partition, see: Callable[[LogView], T])
         if _unmarked.get(partition) != topics.log.version:
             return None
         fresh, reached = _tail_of(topics, partition, latest)
+        if log is None and not fresh:  # nothing says that there ought not to be a log
+            return None
         decided = fresh[-1].next_offset if fresh else 0
 
-        def look(txn: lmdb.Transaction) -> T | None:
+        def look(txn: lmdb.Transaction | None) -> T | None:
             view = LogView(topics, partition, txn, latest, fresh, reached, decided)
             if view.is_behind:
                 return None
@@ -382,7 +384,7 @@ def glance_at(topics: Topics, partition: Partition, see: Callable[[LogView], T])
             _remember(partition, fresh, view.high_watermark)
             return seen
 
-        found = log.look(look)
+        found = (look(None),) if log is None else log.look(look)
     except Exception:  # an error is told by who goes the whole way
         return None
     return None if found is None else found[0]
