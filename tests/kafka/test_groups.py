@@ -146,6 +146,49 @@ def test_an_instance_that_starts_again_takes_its_place(others: ThreadPoolExecuto
     assert group.leave("", "i") == three
 
 
+def pair(group: ConsumerGroup, others: ThreadPoolExecutor, **more: Any) -> list[str]:
+    """Two static members in one round; the ids of the leader and the other."""
+    first = group.join(asking("a", instance="i", **more), running)[0]
+    waiting = others.submit(group.join, asking("b", instance="j", **more), running)
+    until(lambda: len(group.members) == 2)
+    group.join(asking("a", first, instance="i", **more), running)
+    return [first, waiting.result(60)[0]]
+
+
+def test_an_instance_that_starts_again_before_the_round_is_assigned(
+    others: ThreadPoolExecutor,
+) -> None:
+    """The leader knows its id of before, so there is another round."""
+    group = ConsumerGroup("g")
+    leader, _ = pair(group, others)
+    waiting = others.submit(group.join, asking("b", instance="j"), running)
+    until(lambda: group.state == consumer_groups._PREPARING)
+    refused(Code.REBALANCE_IN_PROGRESS, group.sync, leader, "i", 2, {}, running)
+    _, joined = group.join(asking("a", leader, instance="i"), running)
+    other = waiting.result(60)[0]
+    assert {each.id for each in joined.members} == {leader, other}
+    group.sync(leader, "i", 3, {leader: b"1", other: b"2"}, running)
+    assert group.sync(other, "j", 3, {}, running) == b"2"
+
+
+def test_an_instance_that_is_away_for_a_round_stays(others: ThreadPoolExecutor) -> None:
+    """Until its session ends; its share waits for it."""
+    group = ConsumerGroup("g")
+    leader, away = pair(group, others, rebalance_millis=300)
+    group.sync(leader, "i", 2, {leader: b"1", away: b"2"}, running)
+    new = others.submit(group.join, asking("c", rebalance_millis=300), running)
+    until(lambda: len(group.members) == 3)
+    _, joined = group.join(asking("a", leader, instance="i", rebalance_millis=300), running)
+    assert {each.id for each in joined.members} == {leader, away, new.result(60)[0]}
+    group.sync(leader, "i", 3, {leader: b"1", away: b"2", new.result()[0]: b"3"}, running)
+    back = group.join(asking("b", instance="j", rebalance_millis=300), running)
+    assert back[1].generation == 3
+    assert group.sync(back[0], "j", 3, {}, running) == b"2"
+    group.members[back[0]].seen -= 31
+    refused(Code.REBALANCE_IN_PROGRESS, group.heartbeat, leader, "i", 3)
+    assert back[0] not in group.members
+
+
 def test_members_have_a_protocol_in_common() -> None:
     group = ConsumerGroup("g")
     group.join(asking("a"), running)

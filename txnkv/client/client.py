@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
-from txnkv.client import admin
+from txnkv.client import admin, group_members
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.attempts import Attempts, begin_transaction, run
 from txnkv.client.backup import BackupReport, back_up
@@ -25,7 +25,7 @@ from txnkv.coordinator import (
     TxnState,
     applications,
     repair_clock,
-)
+)  # fmt: skip
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
@@ -277,6 +277,8 @@ class Client(Connection, Closing):
         ).with_values(declared(value_schema))  # fmt: skip
         values_of = evolved_values(value_schema) if evolve and value_schema is not None else None
         how: Any = {"exists_ok": exists_ok or evolve, "values_of": values_of}
+        if self.instance.topics.find(name) is None:  # whoever dropped one may have died then
+            group_members.forget_positions(self, name)
         return Topic(self, self.instance.topics.create(name, partitions, buffer, options, **how))
 
     def topic(self, name: str) -> Topic:
@@ -304,14 +306,16 @@ class Client(Connection, Closing):
 
     @shielded
     def drop_topic(self, name: AnyTopic, missing_ok: bool = False) -> None:
-        """Drop a topic at once; open transactions that touched it are aborted.
+        """Drop a topic and the positions of groups in it; open transactions in it are aborted.
 
         Raises:
             TopicNotFoundError: there is none, and `missing_ok` is false.
         """
         self.require_writable()
         text = name if isinstance(name, str) else name.info.name
-        if not self.instance.topics.drop(text) and not missing_ok:
+        if self.instance.topics.drop(text):
+            group_members.forget_positions(self, text)
+        elif not missing_ok:
             raise TopicNotFoundError(f"there is no topic {text!r} to drop")
 
     # -- transactions ------------------------------------------------------------------
@@ -395,8 +399,7 @@ class Client(Connection, Closing):
         context: TxnContext | None = self.instance.unstored(local)
         if context is not None:
             return one_phase_commit.current(context).state
-        row = self.instance.coordinator.orchestrator.finish(local)
-        return row.state
+        return self.instance.coordinator.orchestrator.finish(local).state
 
     def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
@@ -473,10 +476,7 @@ class Client(Connection, Closing):
 
     @shielded
     def applied(self, app_id: str) -> Applied | None:
-        """The last version of an application that is committed; None when there is none.
-
-        See `Transaction.mark_applied`.
-        """
+        """The last committed version of an application, or None; see `Transaction.mark_applied`."""
         self.require_open()
         with self.instance.store.status.read() as cur:
             return applications.find(cur, app_id, self.instance.coordinator.tcid)

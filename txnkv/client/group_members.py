@@ -95,6 +95,23 @@ def offsets_table(client: GroupClient) -> Table:
     return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
 
 
+def forget_positions(client: GroupClient, topic: str) -> None:
+    """Delete the positions of all groups in a topic that is dropped, or is about to be made: one
+    that has the name of another has none of its offsets.
+    """
+    with suppress(TableNotFoundError):
+        table = client.table(OFFSETS_TABLE)
+        if table.schema.primary_key != _OFFSETS.primary_key:  # a program's own
+            return
+        if table.count(where=[("topic", "=", topic)]):
+            client.run(lambda txn: _delete_positions(txn, table, topic))
+
+
+def _delete_positions(txn: Transaction, table: Table, topic: str) -> None:
+    for row in txn.scan(table, ["group", "partition"], where=[("topic", "=", topic)]):
+        txn.delete(table, (row["group"], topic, row["partition"]))
+
+
 def members_table(client: GroupClient) -> Table:
     """Return the table of members; it is made at its first use."""
     with suppress(TableNotFoundError):

@@ -99,7 +99,7 @@ _TABLE: Final = """
   > states_filter:[]str@4+ types_filter:[]str@5+
   < throttle_time_ms:i32@1+ error_code:i16 groups[group_id:str protocol_type:str
     group_state:str@4+ group_type:str@5+]
-17 SaslHandshake 0-1 none
+17 SaslHandshake 1-1 none
   > mechanism:str
   < error_code:i16 mechanisms:[]str
 18 ApiVersions 0-3 3

@@ -30,7 +30,7 @@ from txnkv.kafka.consumer_groups import Groups
 from txnkv.kafka.transactional_ids import TransactionalIds
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.remote import Right
-from txnkv.server import EVERYBODY, About, ScramExchange, User, Users
+from txnkv.server import EVERYBODY, About, ScramExchange, StoredUser, User, Users
 from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.topics import Partition, Sender, TopicEngine, TopicInfo
 from txnkv.transaction import Transaction
@@ -129,6 +129,7 @@ class Peer:
         remote: the client's address.
         room: of memory for what requests become; `work` is what its request has of that.
         user: None before it has said who it is.
+        entry: the user's in the file of users, as it was then.
         mechanism: of the handshake that has begun.
         scram: the log in that has begun.
         closing: the server stops, or the connection is gone.
@@ -143,6 +144,7 @@ class Peer:
     client_id: str = ""
     mechanism: str = ""
     scram: ScramExchange | None = None
+    entry: StoredUser | None = None
     closing: threading.Event = field(default_factory=new_event)
     plain: dict[int, Sender] = field(default_factory=dict)
 
@@ -243,6 +245,21 @@ class Broker:
     def newcomer(self) -> User | None:
         """Return the user of a connection that has said nothing yet."""
         return EVERYBODY if self.users is None else None
+
+    def entry_of(self, name: str) -> StoredUser | None:
+        """Return what the file of users has of a name."""
+        return None if self.users is None else self.users.entry_of(name)
+
+    def require_known(self, peer: Peer) -> None:
+        """Turn out a user whose entry was changed or taken away.
+
+        Raises:
+            ConnectionAbortedError: it was.
+        """
+        if self.users is None or peer.user is None:
+            return
+        if peer.entry is None or self.users.entry_of(peer.user.name) != peer.entry:
+            raise ConnectionAbortedError(f"the entry of user {peer.user.name!r} was changed")
 
     def log_in(self, name: str, token: str) -> User:
         """Return the user of a name and token.

@@ -143,7 +143,8 @@ class ConsumerGroup:
             if static is not None and member is not static and self._is_same(static, asked):
                 member.protocols = dict(asked.protocols)
                 return member.id, self._told(member)._replace(assigned=member.id == self.leader)
-            if self._is_settled(member, asked):
+            replaced = static is not None and member is not static  # the leader knows the old one
+            if not replaced and self._is_settled(member, asked):
                 return member.id, self._told(member)
             member.protocols = dict(asked.protocols)
             self._prepare()
@@ -253,10 +254,13 @@ class ConsumerGroup:
         """Begin the generation when all have joined, or the time of those who have not is over."""
         if self.state != _PREPARING:
             return
-        if time.monotonic() >= self._until:
-            for member in [m for m in self.members.values() if not m.joined]:
+        absent = [m for m in self.members.values() if not m.joined]
+        if time.monotonic() >= self._until:  # static ones stay until their sessions end
+            for member in [m for m in absent if m.instance is None]:
                 del self.members[member.id]
-        if not self.members or not all(m.joined for m in self.members.values()):
+            absent = []
+        joined = [m for m in self.members.values() if m.joined]
+        if absent or not joined:
             return
         if self.writing or time.monotonic() < self._gathered:
             return
@@ -266,10 +270,11 @@ class ConsumerGroup:
             next(name for name in m.protocols if name in common) for m in self.members.values()
         )
         self.protocol = votes.most_common(1)[0][0]
-        if self.leader not in self.members:
-            self.leader = next(iter(self.members))
+        if self.leader not in {member.id for member in joined}:
+            self.leader = joined[0].id
         for member in self.members.values():
             member.assignment = b""
+        for member in joined:
             member.seen = time.monotonic()
         self.state = _COMPLETING
         self._until = time.monotonic() + max(m.rebalance for m in self.members.values())
@@ -299,7 +304,8 @@ class ConsumerGroup:
             if self.state == _COMPLETING and member_id == self.leader:
                 for each in self.members.values():
                     each.assignment = assignments.get(each.id, b"")
-                    each.seen = time.monotonic()
+                    if each.joined:
+                        each.seen = time.monotonic()
                 self.state = STABLE
                 self.changed.notify_all()
             while self.state == _COMPLETING:

@@ -372,6 +372,7 @@ class KafkaServer:
             _send(requests.channel, parts)
             return True
         turn.keep(0)
+        self._broker.require_known(peer)
         every, answers = [request], None
         if request.api.key != _PRODUCE:
             large.keep(0)  # it may wait for others, for long

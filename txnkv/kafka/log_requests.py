@@ -31,6 +31,7 @@ from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.topics import (
     AbortedTxn,
     BatchDecoder,
+    Bounds,
     OffsetReader,
     Partition,
     TopicInfo,
@@ -386,7 +387,7 @@ def _found(
         try:
             partition = broker.partition(peer, "read", each.topic, each.number)
             known = empty.get(each)
-            if known is not None and not _has_grown(broker, known):
+            if known is not None and known.id == partition.id and not _has_grown(broker, known):
                 answers.append(known.answer)
                 continue
             room = max(min(each.max_bytes, left), 1)
@@ -406,8 +407,21 @@ def _found(
         if left <= 0:
             break
     for each in wanted[len(answers) :]:  # no room for them in this answer
-        answers.append(_no_records(each.number, None))
+        try:
+            partition = broker.partition(peer, "read", each.topic, each.number)
+            answers.append(_bounds_alone(each.number, bounds(broker.engine, partition)))
+        except Exception as error:
+            answers.append(_no_records(each.number, error))
     return answers
+
+
+def _bounds_alone(number: int, found: Bounds) -> dict[str, Any]:
+    """The answer of a partition whose messages come with the next fetch."""
+    return _no_records(number, None) | {
+        "high_watermark": found.high_watermark,
+        "last_stable_offset": found.last_stable_offset,
+        "log_start_offset": found.start,
+    }
 
 
 def _has_grown(broker: Broker, known: _Empty) -> bool:

@@ -229,6 +229,8 @@ _PASSED: Final = {
 """Options that may be said as they are anyway."""
 
 _NEVER: Final = "-1"
+_MOST_MILLIS: Final = 1 << 53
+"""More is for ever."""
 
 _POLICY: Final = "cleanup.policy"
 
@@ -268,20 +270,20 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
     for name, value in configs.items():
         try:
             if name == "retention.ms":
-                found["retention_seconds"] = None if value == _NEVER else int(value or "") / 1000
+                found["retention_seconds"] = None if value == _NEVER else _seconds(value)
             elif name == "retention.bytes":
-                found["retention_bytes"] = None if value == _NEVER else int(value or "")
+                found["retention_bytes"] = None if value == _NEVER else _long(value)
             elif name == "compression.type":
                 codec = {"producer": None, "uncompressed": None, "lz4": "lz4", "zstd": "zstd"}
                 found["compression"] = codec[value or ""]
             elif name == _POLICY:
                 found |= _POLICIES[",".join(sorted((value or "").replace(" ", "").split(",")))]
             elif name == "delete.retention.ms":
-                found["tombstone_seconds"] = int(value or "") / 1000
+                found["tombstone_seconds"] = _long(value) / 1000
             elif name == "segment.bytes" and name not in fixed:
-                found["segment_bytes"] = int(value or "")
+                found["segment_bytes"] = _long(value)
             elif name == "segment.ms" and name not in fixed:
-                found["segment_seconds"] = int(value or "") / 1000
+                found["segment_seconds"] = _long(value) / 1000
             elif name == "txnkv.buffer" and name not in fixed:
                 found["buffer"] = {"marker": "marker", "sidecar": "sidecar"}[value or ""]
             elif fixed.get(name) != value:
@@ -295,6 +297,24 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
     if found.pop("all", False):
         found |= dict.fromkeys(_KEPT)
     return found
+
+
+def _long(text: str | None) -> int:
+    """A number of Kafka's 64 bits.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = int(text or "")
+    if abs(found) >= 1 << 63:
+        raise ValueError(text)
+    return found
+
+
+def _seconds(text: str | None) -> float | None:
+    """The seconds of milliseconds; None for more than anybody means."""
+    millis = _long(text)
+    return None if millis > _MOST_MILLIS else millis / 1000
 
 
 def _not_compacted() -> KafkaError:
@@ -451,9 +471,10 @@ def sasl_authenticate(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapp
             return {"auth_bytes": _by_scram(broker.users, peer, told)}
         peer.mechanism = ""
         _, name, token = (part.decode() for part in told.split(b"\0"))
+        peer.entry = broker.entry_of(name)  # before: what comes later shows
         peer.user = broker.log_in(name, token)
     except (ValueError, AuthenticationError):
-        peer.user, peer.mechanism = None, ""
+        peer.user, peer.mechanism, peer.entry = None, "", None
         return {
             "error_code": Code.SASL_AUTHENTICATION_FAILED,
             "error_message": "the user name and its token are nobody's",
@@ -466,6 +487,7 @@ def _by_scram(users: Users, peer: Peer, told: bytes) -> bytes:
     if peer.scram is None:
         peer.scram = ScramExchange(users)
         return peer.scram.answer(told)
+    peer.entry = users.entry_of(peer.scram.name)
     answer = peer.scram.answer(told)
     peer.user, peer.mechanism, peer.scram = peer.scram.user, "", None
     return answer

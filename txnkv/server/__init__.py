@@ -8,4 +8,13 @@ users            who may do what
 
 from txnkv.server.flight_server import Server
 from txnkv.server.guests import Limits
-from txnkv.server.users import EVERYBODY, SCRAM, About, ScramExchange, User, Users, add_user
+from txnkv.server.users import (
+    EVERYBODY,
+    SCRAM,
+    About,
+    ScramExchange,
+    StoredUser,
+    User,
+    Users,
+    add_user,
+)

@@ -205,6 +205,11 @@ class Users:
             raise self._wrong(name)
         return found.user
 
+    def entry_of(self, name: str) -> StoredUser | None:
+        """Return what the file has of a name now."""
+        self._read()
+        return self._users.get(name)
+
     def named(self, name: str) -> User:
         """Return the user of a name that a certificate has proved.
 
@@ -294,6 +299,11 @@ class ScramExchange:
         self._verifier: ScramVerifier | None = None
         self._before = self._header = self._name = ""
         self.user: User | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that the client has said."""
+        return self._name
 
     def answer(self, message: bytes) -> bytes:
         """Answer the client's first message, or its last.
