@@ -89,7 +89,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_286, "server": 1_401,
-    "topics": 12_239, "tables": 9_589, "storage": 4_536, "cli": 4_955, "coordinator": 3_177,
+    "topics": 12_239, "tables": 9_589, "storage": 4_536, "cli": 4_956, "coordinator": 3_177,
     "transaction": 3_392, "core": 3_468, "spark": 2_268, "client": 4_099, "aio": 588,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
@@ -161,7 +161,7 @@ aio, client, remote, storage: who lost to others goes before them.
 coordinator: looks that read nothing.
 tables: single rows of several kinds by turns.
 topics: reads of partitions of which all is in memory. client: positions that go with their topic.
-server: users of long connections whose entry was changed.
+server: users of long connections whose entry was changed. cli: what is no decimal number.
 """
 
 

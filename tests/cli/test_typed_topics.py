@@ -127,6 +127,7 @@ def test_keys_and_whole_messages(typed, run, together):
         ('{"id": 1, "day": "yesterday"}', "yesterday"),
         ('{"id": 1, "at": "2026-01-31T12:00:00"}', "no time zone"),
         ('{"id": 1, "raw": "?"}', "line 2 is no message"),
+        ('{"id": 1, "price": "dear"}', "'dear' is no decimal number"),
         ("7", "write an object"),
         ("{", "line 2 is no message"),
     ],

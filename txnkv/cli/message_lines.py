@@ -16,7 +16,7 @@ import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, BinaryIO, Final, NamedTuple
 from uuid import UUID
@@ -385,6 +385,13 @@ class TypedLines:
         return None if encoded is None else Encoded(encoded)
 
 
+def _decimal(value: Any) -> Decimal:
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        raise ValueError(f"{value!r} is no decimal number") from None
+
+
 def taker(kind: pa.DataType) -> Take:
     """From what JSON has to what the column takes."""
     is_a = pa.types
@@ -399,7 +406,7 @@ def taker(kind: pa.DataType) -> Take:
     if is_a.is_timestamp(kind):
         return as_time if kind.tz is not None else datetime.fromisoformat
     if is_a.is_decimal(kind):
-        return lambda value: Decimal(str(value))
+        return _decimal
     if is_a.is_binary(kind):
         return lambda value: base64.b64decode(value, validate=True)
     if is_a.is_list(kind):
