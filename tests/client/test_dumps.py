@@ -279,3 +279,25 @@ def test_a_restore_of_a_dump_that_is_killed_leaves_no_store(tmp_path: Path) -> N
         assert not (tmp_path / "made").exists()
     with restored(tmp_path / "d") as made, txnkv.connect(tmp_path / "shop") as client:
         assert everything(made) == everything(client)
+
+
+def test_an_index_that_is_not_built_is_left_out(shop: txnkv.Client, tmp_path: Path) -> None:
+    """Nobody knows yet whether the rows fit it."""
+    schema = txnkv.Schema({"id": "int64", "a": "string"}, primary_key=["id"])
+    table = shop.create_table("t", schema)
+    table.upsert({"id": 1, "a": "twice"})
+    table.upsert({"id": 2, "a": "twice"})
+
+    def break_off() -> None:
+        raise KeyboardInterrupt
+
+    arm("index.added", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        shop.create_index(table, "a", unique=True)
+    disarm()
+    txnkv.dump(shop, tmp_path / "d")
+    txnkv.restore(tmp_path / "d", tmp_path / "again")
+    with txnkv.connect(tmp_path / "again") as again:
+        assert again.table("t").indexes == []
+        assert again.table("t").count() == 2
+    shop.drop_index(table, "a")

@@ -210,7 +210,9 @@ class _DumpWriter:
             "partitioning": json.loads(table.info.partitioning.to_json()),
             "next_id": next_id,
             "history": "unlimited" if table.history == math.inf else table.history,
-            "indexes": [(each.columns, each.unique) for each in table.indexes],
+            "indexes": [
+                (each.columns, each.unique) for each in table.indexes if each.state == "ready"
+            ],
         }
 
     def _write_messages(self, n: int, document: dict[str, Any]) -> None:
