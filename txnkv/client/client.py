@@ -25,7 +25,7 @@ from txnkv.coordinator import (
     TxnState,
     applications,
     repair_clock,
-)  # fmt: skip
+)
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
