@@ -303,6 +303,29 @@ def test_dates_and_bytes_of_json(store, file, run):
     ]
 
 
+def test_lines_that_scan_wrote_come_back(store, file, run, fail):
+    """Binary in lists, decimals of any length, and JSON that Arrow's reader refuses."""
+    schema = "id:int64,l:list<decimal128(20, 2)>?,j:json?,b:list<binary>?,m:map<int64, binary>?"
+    schema += ",s:struct<d: decimal128(20, 2)>?"
+    lines = (
+        '{"id": 1, "l": ["123456789012345678.91", null], "j": {"a":1e400,"x":"\\ud800"}, '
+        '"b": ["AAE=", null], "m": {"7": "/w=="}, "s": {"d": "123456789012345678.91"}}\n'
+        '{"id": 2, "l": null, "j": null, "b": null, "m": null, "s": null}\n'
+    )
+    given = lines.replace('"123456789012345678.91"', "123456789012345678.91")
+    run("load", store, "t", file("a.jsonl", given), "--schema", schema, "--key", "id")
+    assert rows_of(store, "t")[0]["b"] == [b"\0\1", None]
+    assert run("scan", store, "t", "--json", "--ordered").out == lines
+    run("load", store, "u", file("b.jsonl", lines), "--schema", schema, "--key", "id")
+    assert rows_of(store, "u") == rows_of(store, "t")
+    wrong = file("c.jsonl", lines + '\n{"id": 3, "b": ["!!"]}\n')
+    assert "'!!' is not base64" in fail(
+        "load", store, "v", wrong, "--schema", schema, "--key", "id"
+    )
+    wrong = file("d.jsonl", lines + '\n{"id": "x"}\n')
+    assert "line 1: " in fail("load", store, "v", wrong, "--schema", schema, "--key", "id")
+
+
 def test_text_longer_than_a_block_is_read_whole(store, file, run, monkeypatch):
     """The reader cuts text into blocks at line ends; values and errors must not notice."""
     monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -118,7 +119,9 @@ def test_rows_from_stdin_are_one_transaction(sales, run, fail):
     lines = "".join(f'{{"region": "uk", "id": {i}}}\n' for i in range(500))
     assert run("insert", sales, "sales", input=lines).out == "inserted 500 rows into sales\n"
     error = fail("insert", sales, "sales", input='{"region": "x", "id": 1}\n[]\n')
-    assert error == 'line 2 is no row: it is no object, as {"id": 1}: []'
+    assert error == (
+        "line 2 is no row: write an object of the columns region, id, total, at, raw: []"
+    )
     assert run("count", sales, "sales").out == "502\n"
 
 
@@ -180,3 +183,59 @@ def test_without_duckdb_it_says_what_to_install(store, fail, monkeypatch):
     assert fail("query", store, "SELECT 1") == (
         "txnkv query needs DuckDB: pip install 'txnkv[duckdb]'"
     )
+
+
+EXACT = "id:int64,d:decimal128(20, 2)?,x:float64?,j:json?,m:map<int64, binary>?,u:duration[us]?"
+AS_WRITTEN = '{"id": 1, "d": "123456789012345678.91", "x": 0.1, "j": {"a":1e400,"a":1.50}, '
+AS_WRITTEN += '"m": {"7": "AAE="}, "u": null}'
+
+
+def test_what_is_typed_is_what_is_kept(store, run):
+    run("create", store, "t", "--schema", EXACT, "--key", "id")
+    given = AS_WRITTEN.replace('"123456789012345678.91"', "123456789012345678.91")
+    run("insert", store, "t", given)
+    assert run("scan", store, "t", "--json").out == AS_WRITTEN + "\n"
+    run("insert", store, "t", "--upsert", input=AS_WRITTEN)
+    assert run("scan", store, "t", "--json").out == AS_WRITTEN + "\n"
+    typed = EXACT.replace("map<int64, binary>", "list<binary>")
+    given, written = (each.replace('{"7": "AAE="}', '["AAE="]') for each in (given, AS_WRITTEN))
+    run("produce", store, "e", "--partitions", 1, "--value-schema", typed, input=given)
+    assert run("consume", store, "e").out == written + "\n"
+    run("produce", store, "e", "--json", input=run("consume", store, "e", "--json").out)
+    assert run("consume", store, "e").out == 2 * (written + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("d", '"abc"'), ("d", "true"), ("d", "[1]"), ("u", "5"), ("m", "[]"), ("m", '{"x": "AAE="}')],
+)
+def test_a_value_that_does_not_fit_is_named(store, run, misuse, name, value):
+    run("create", store, "t", "--schema", EXACT, "--key", "id")
+    error = misuse("insert", store, "t", f'{{"id": 1, "{name}": {value}}}')
+    assert f"is no row: column {name!r} is " in error
+    assert run("count", store, "t").out == "0\n"
+
+
+def test_binary_is_typed_as_it_is_shown(store, run, misuse):
+    run("create", store, "t", "--schema", "b:binary,c:binary?", "--key", "b")
+    run("insert", store, "t", "b=AAE=", "c=/w==")
+    with txnkv.connect(store) as client:
+        assert client.table("t").get(b"\0\1") == {"b": b"\0\1", "c": b"\xff"}
+    assert run("get", store, "t", "AAE=", "--json").json["c"] == "/w=="
+    assert run("count", store, "t", "-w", "c = /w==").out == "1\n"
+    assert "'hello' is none (give base64)" in misuse("insert", store, "t", "b=hello")
+
+
+def test_names_of_columns_in_quotes(store, run, misuse):
+    run("create", store, "t", "--schema", '"my col":string, x : int64?', "--key", '"my col"')
+    run("insert", store, "t", '{"my col": "a", "x": 1}')
+    assert run("scan", store, "t", "--json").out == '{"my col": "a", "x": 1}\n'
+    for wrong in (":int64", "x:", '"":int64', '"a:int64', "x"):
+        assert "is no column" in misuse("create", store, "u", "--schema", wrong, "--key", "x")
+
+
+def test_stdout_may_be_closed(sales):
+    line = f"{sys.executable} -m txnkv scan {sales} sales --json >&-"
+    ended = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: stdout is closed: there is nowhere to write to\n"

@@ -397,3 +397,13 @@ def test_txn_abort_ends_what_holds_back(messages, run, monkeypatch):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_json_in_a_message_is_kept_as_it_is_written(store, run, fail):
+    lines = '{"key": 1.50, "value": {"a": 123456789012345678.91, "a": 1e400}}\n'
+    run("produce", store, "e", "--partitions", 1, "--json", input=lines)
+    line = run("consume", store, "e", "-k", "=").out
+    assert line == '1.50={"a": 123456789012345678.91, "a": 1e400}\n'
+    for number in ('"x"', "true", "1.5"):
+        wrong = f'{{"value": "v", "partition": {number}}}'
+        assert "is no whole number" in fail("produce", store, "e", "--json", input=wrong)

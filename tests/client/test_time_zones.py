@@ -146,3 +146,17 @@ def test_numpy_times_have_no_zone(client: txnkv.Client) -> None:
 def test_a_snapshot_is_named_by_an_aware_datetime(client: txnkv.Client) -> None:
     with pytest.raises(ValueError, match="no time zone"):
         client.snapshot(at=NAIVE)
+
+
+def test_a_time_is_a_snapshot_a_timestamp_or_a_datetime(client):
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+    for ask in (
+        lambda: client.snapshot("2026-01-31"),
+        lambda: table.get(1, snapshot="2026-01-31"),
+        lambda: table.scan(snapshot=1.5),
+        lambda: table.diff("a", "b"),
+        lambda: table.restore("2026-01-31"),
+        lambda: txnkv.restore("somewhere", "elsewhere", at="2026-01-31"),
+    ):
+        with pytest.raises(TypeError, match="a time is a Snapshot, Timestamp or aware datetime"):
+            ask()

@@ -58,6 +58,40 @@ def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote)
     assert list(store.table("t").scan(ordered=True)) == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
 
 
+@pytest.mark.parametrize("mode", ["manual", "auto_background"])
+def test_what_waits_goes_in_requests_of_a_bounded_size(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    monkeypatch.setattr("txnkv.remote.remote_session._REQUEST_BYTES", 1 << 16)
+    client = remote()
+    sizes: list[int] = []
+    answers = client.channel._answers  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        client.channel,  # type: ignore[attr-defined]
+        "_answers",
+        lambda request: sizes.append(len(request)) or answers(request),
+    )
+    table, topic = client.table("t"), client.topic("events")
+    with client.transaction() as txn:
+        for i in range(40):
+            txn.insert(table, (i, "x" * 10_000))
+            txn.send(topic, b"y" * 10_000)
+    with client.new_session(flush_mode=mode, buffer_bytes=None) as session:
+        for i in range(40, 80):
+            session.insert(table, (i, "x" * 10_000))
+    assert max(sizes) < 100_000
+    assert table.count() == 80
+    limited = client.new_session(buffer_bytes=200_000)
+    for i in range(80, 100):
+        limited.insert(table, (i, "x" * 10_000))
+    with pytest.raises(txnkv.InvalidTxnStateError, match="buffer_bytes"):
+        limited.insert(table, (100, "x"))
+    assert limited.flush().inserted == 20
+    limited.insert(table, (200, "z"))
+    limited.close()
+    assert table.count() == 101
+
+
 def test_an_answer_is_read_to_its_end(
     store: txnkv.Client, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +340,8 @@ def test_what_is_done_on_the_stores_host(store: txnkv.Client, remote: Remote) ->
         client.backup("anywhere")
     with pytest.raises(txnkv.NotSupportedError, match="made on the store's host"):
         txnkv.dump(client, "anywhere")
+    with pytest.raises(txnkv.NotSupportedError, match="another host's store"):
+        txnkv.replicate(client, "anywhere")
     assert client.check().problems == []
     assert client.stats()["tables"]["t"]["rows"] == 0
     assert client.metrics()["commits"] >= 0

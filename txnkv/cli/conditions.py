@@ -266,6 +266,8 @@ def constant(name: str, text: str, kind: pa.DataType, option: str = "--where") -
         hint = ""
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             hint = " (give a time zone, as 2026-01-31T12:00Z)"
+        elif pa.types.is_binary(kind):
+            hint = " (give base64)"
         raise ValueError(
             f"{option}: column {name!r} is {type_name(kind)}, and {text!r} is none{hint}"
         ) from error

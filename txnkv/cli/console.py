@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 import pyarrow as pa
@@ -109,6 +109,18 @@ def confirm(question: str, yes: bool) -> None:
         raise click.UsageError(f"{question} Say --yes")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
+
+
+def stdout() -> BinaryIO:
+    """Stdout for bytes, behind what was printed.
+
+    Raises:
+        click.ClickException: it is closed.
+    """
+    if sys.stdout is None:  # as Python has it
+        raise click.ClickException("stdout is closed: there is nowhere to write to")
+    sys.stdout.flush()
+    return sys.stdout.buffer
 
 
 def print_json(value: Any) -> None:

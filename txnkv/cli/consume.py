@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,7 +15,7 @@ import pyarrow as pa
 import txnkv
 from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import given, stopping
-from txnkv.cli.console import partitions_option, plural, store_argument, topic_argument
+from txnkv.cli.console import partitions_option, plural, stdout, store_argument, topic_argument
 from txnkv.topics import Start, SubscriptionOptions
 
 _ROUND: Final = 5000
@@ -102,6 +101,7 @@ def consume(
             else:
                 way = _way_of_subscription(isolation, order)
                 reader = _Member(found, subscription, shared, start, partitions, follow, way)
+        file = stdout()
         with (
             closing(reader),
             stopping(reader.durable),
@@ -113,8 +113,8 @@ def consume(
                     message_lines.lines_of, separator=separator, as_json=as_json, typed=typed
                 )
                 for text in map(lines, parts) if len(parts) == 1 else pool.map(lines, parts):
-                    sys.stdout.buffer.write(text)
-                sys.stdout.buffer.flush()
+                    file.write(text)
+                file.flush()
                 reader.written(messages)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from functools import reduce
@@ -30,6 +30,7 @@ from txnkv.core import (
     JsonKind,
     duration_of,
     encode_headers,
+    json_members,
     json_texts,
     split_headers,
     type_name,
@@ -43,6 +44,7 @@ from txnkv.transaction import encoder_of
 _PIECE: Final = 1 << 20
 _FIELDS: Final = ("value", "key", "headers", "timestamp", "partition")
 _IGNORED: Final = ("offset", "txn_id")
+_UTF8: Final = "utf-8-sig"  # with the mark that some begin a file with
 _BESIDE: Final = {*_FIELDS, *_IGNORED} - {"value"}
 
 
@@ -94,8 +96,8 @@ def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
     for number, line in enumerate(lines, first):
         if line.strip():
             try:
-                found.append(_fields(json.loads(line)))
-            except (ValueError, TypeError, KeyError) as error:
+                found.append(_fields(line.decode(_UTF8)))
+            except _UNFIT as error:
                 raise ValueError(f"line {number} is no message: {error}: {short(line)}") from None
     values, keys, headers, times, partitions = zip(*found, strict=True) if found else ((),) * 5
     columns = {
@@ -112,8 +114,8 @@ def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
     }
 
 
-def message_fields(message: Any) -> tuple[Any, ...]:
-    """Value, key, headers, timestamp and partition of a message in JSON, as they stand there.
+def message_fields(message: Any) -> tuple[Any, Any, int | None]:
+    """Headers, timestamp and partition of a message in JSON, as they stand there.
 
     Raises:
         ValueError: it is no message.
@@ -126,14 +128,18 @@ def message_fields(message: Any) -> tuple[Any, ...]:
             f"it has the fields {', '.join(map(repr, message)) or 'none'}; a message has 'value' "
             "and perhaps 'key', 'headers', 'timestamp', 'partition'"
         )
-    return tuple(message.get(name) for name in _FIELDS)
+    partition = message.get("partition")
+    if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+        raise ValueError(f"partition {str(partition)!r} is no whole number")
+    return message.get("headers"), message.get("timestamp"), partition
 
 
-def _fields(message: Any) -> tuple[Any, ...]:
-    value, key, headers, time, partition = message_fields(message)
+def _fields(text: str) -> tuple[Any, ...]:
+    message = json.loads(text)
+    headers, time, partition = message_fields(message)
     return (
-        as_bytes(value),
-        as_bytes(key),
+        _content(text, message, "value"),
+        _content(text, message, "key"),
         encode_headers(as_headers(headers)) if headers else None,
         None if time is None else as_time(time),
         partition,
@@ -151,8 +157,18 @@ def as_bytes(value: Any) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except binascii.Error as error:
             raise ValueError(f"base64: {error}") from None
-    # What is JSON itself, an object or a number, is the text of it.
     return json_text(value).encode()
+
+
+def _content(text: str, message: Mapping[str, Any], name: str) -> bytes | None:
+    """A value or key; what is JSON itself, an object or a number, is as it is written."""
+    value = message.get(name)
+    written = (
+        value is None
+        or isinstance(value, str)
+        or (isinstance(value, dict) and list(value) == ["base64"])
+    )
+    return as_bytes(value) if written else str(_member(text, message, name)).encode()
 
 
 def as_headers(headers: Any) -> list[tuple[str, bytes]]:
@@ -321,7 +337,7 @@ class TypedLines:
         assert encode is not None
         assert topic.value_schema is not None
         self._encode = encode
-        self._takes = {field.name: taker(field.type) for field in topic.value_schema}
+        self._rows_of = RowTexts({field.name: field.type for field in topic.value_schema})
 
     def plain(self, lines: Sequence[bytes], first: int) -> list[Row]:
         """Lines as messages: each a value. Empty ones are left out, here and below.
@@ -329,7 +345,7 @@ class TypedLines:
         Raises:
             ValueError: a line is no row; `first` is the number of the first line.
         """
-        return self._rows(lines, first, lambda line: Row(self._value(json.loads(line))))
+        return self._rows(lines, first, lambda line: Row(self._value(line.decode(_UTF8))))
 
     def with_keys(self, lines: Sequence[bytes], first: int, separator: bytes) -> list[Row]:
         """Lines as messages: key, separator, value."""
@@ -338,7 +354,7 @@ class TypedLines:
             key, found, value = line.partition(separator)
             if not found:
                 raise ValueError(f"it has no {separator.decode()!r} between key and value")
-            return Row(self._value(json.loads(value)), key)
+            return Row(self._value(value.decode(_UTF8)), key)
 
         return self._rows(lines, first, row)
 
@@ -346,10 +362,12 @@ class TypedLines:
         """Lines of JSON as messages."""
 
         def row(line: bytes) -> Row:
-            value, key, headers, time, partition = message_fields(json.loads(line))
+            text = line.decode(_UTF8)
+            message = json.loads(text)
+            headers, time, partition = message_fields(message)
             return Row(
-                self._value(value),
-                as_bytes(key),
+                self._value(_member(text, message, "value") or "null"),
+                _content(text, message, "key"),
                 partition,
                 as_headers(headers) if headers else None,
                 None if time is None else as_time(time),
@@ -364,32 +382,82 @@ class TypedLines:
                 continue
             try:
                 found.append(row(line))
-            except (ValueError, TypeError, KeyError, SchemaError) as error:
+            except (*_UNFIT, SchemaError) as error:
                 raise ValueError(f"line {number} is no message: {error}: {short(line)}") from None
         return found
 
-    def _value(self, given: Any) -> Encoded | None:
+    def _value(self, text: str) -> Encoded | None:
+        row = self._rows_of.row_of(text)
+        encoded = None if row is None else self._encode(row)
+        return None if encoded is None else Encoded(encoded)
+
+
+# -- values in JSON --------------------------------------------------------------------
+
+_UNFIT: Final = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a text, whose numbers keep their digits: with a point or exponent, Decimals."""
+    return json.loads(text, parse_float=Decimal)
+
+
+class RowTexts:
+    """Reads objects of JSON as rows, whose values are as their columns take them.
+
+    Args:
+        columns: names and types.
+    """
+
+    def __init__(self, columns: Mapping[str, pa.DataType]) -> None:
+        self._columns = columns
+        self._takes = {name: taker(kind) for name, kind in columns.items() if kind != JSON}
+
+    def row_of(self, text: str) -> dict[str, Any] | None:
+        """The row of a text; None of a null. A column of JSON has what is written there.
+
+        Raises:
+            ValueError: the text is no object, or a value does not fit its column.
+        """
+        given = parse_json(text)
         if given is None:
             return None
         if not isinstance(given, dict):
-            raise ValueError(
-                f"the topic's values have the columns {', '.join(self._takes)}: write an object "
-                "of them"
-            )
-        takes = self._takes
-        row = {
-            name: value if value is None or name not in takes else takes[name](value)
+            raise ValueError(f"write an object of the columns {', '.join(self._columns)}")
+        return {
+            name: value if value is None else self._taken(name, value, given, text)
             for name, value in given.items()
         }
-        encoded = self._encode(row)
-        return None if encoded is None else Encoded(encoded)
+
+    def _taken(self, name: str, value: Any, given: Mapping[str, Any], text: str) -> Any:
+        kind = self._columns.get(name)
+        if kind == JSON:
+            return _member(text, given, name)
+        try:
+            return self._takes.get(name, _as_it_is)(value)
+        except _UNFIT as error:
+            raise ValueError(f"column {name!r} is {type_name(kind)}: {error}") from None
+
+
+def _member(text: str, document: Mapping[str, Any], name: str) -> Any:
+    """A member of an object as it is written in its text."""
+    return json_members(pa.array([text]), list(document), name)[0].as_py()
 
 
 def _decimal(value: Any) -> Decimal:
     try:
-        return Decimal(str(value))
+        if isinstance(value, (str, int, Decimal)) and not isinstance(value, bool):
+            return Decimal(value)
     except InvalidOperation:
-        raise ValueError(f"{value!r} is no decimal number") from None
+        pass
+    raise ValueError(f"{value!r} is no decimal number")
+
+
+def _binary(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is not base64: {error}") from None
 
 
 def taker(kind: pa.DataType) -> Take:
@@ -408,13 +476,15 @@ def taker(kind: pa.DataType) -> Take:
     if is_a.is_decimal(kind):
         return _decimal
     if is_a.is_binary(kind):
-        return lambda value: base64.b64decode(value, validate=True)
+        return _binary
     if is_a.is_list(kind):
         take = _or_none(taker(kind.value_type))
         return lambda value: [take(each) for each in value]
     if is_a.is_map(kind):
-        key, item = taker(kind.key_type), _or_none(taker(kind.item_type))
-        return lambda value: [(key(each), item(value[each])) for each in value]
+        item = _or_none(taker(kind.item_type))
+        return lambda value: [
+            (value_of(name, kind.key_type), item(each)) for name, each in value.items()
+        ]
     if is_a.is_struct(kind):
         takes = {field.name: _or_none(taker(field.type)) for field in kind}
         return lambda value: {name: takes.get(name, _as_it_is)(value[name]) for name in value}
@@ -422,7 +492,7 @@ def taker(kind: pa.DataType) -> Take:
 
 
 def _as_it_is(value: Any) -> Any:
-    return value
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _or_none(take: Take) -> Take:
@@ -438,9 +508,10 @@ def value_of(text: str, kind: pa.DataType) -> Any:
     is_a = pa.types
     if is_a.is_nested(kind) or kind == JSON:
         try:
-            return taker(kind)(json.loads(text))
-        except (TypeError, AttributeError, KeyError) as error:
+            value = parse_json(text)
+            return text if kind == JSON else taker(kind)(value)
+        except _UNFIT as error:
             raise ValueError(f"{text!r} is no {type_name(kind)}: {error}") from None
-    if is_a.is_time(kind) or is_a.is_duration(kind) or kind == UUID_TYPE:
+    if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind) or kind == UUID_TYPE:
         return taker(kind)(text)
     return pa.array([text]).cast(kind)[0].as_py()

@@ -29,17 +29,20 @@ _NEW: Final = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s:="]+))\s*(?:\s|:)\s*(?P<kind>[^\s:=].*)""",
     re.VERBOSE | re.DOTALL,
 )
+_COLUMN: Final = re.compile(
+    r"""\s*(?:"(?P<quoted>[^"]+)"\s*|(?P<name>[^:"]*[^\s:"])\s*):(?P<kind>.*\S.*)""", re.DOTALL
+)
 
 
 @given()
 def names(text: str) -> list[str]:
-    """`id,region` as names.
+    """`id,region`, or `"my column",region`, as names.
 
     Raises:
         click.UsageError: one is empty.
     """
-    found = [name.strip() for name in text.split(",")]
-    if not all(found):
+    found = [name.strip() for name in items(text)]
+    if not found or not all(found):
         raise ValueError(f"{text!r}: names are separated by single commas, as id,region")
     return found
 
@@ -64,15 +67,16 @@ def columns(text: str, option: str) -> dict[str, str]:
     """
     columns: dict[str, str] = {}
     for part in split_outside(text):
-        name, colon, kind = part.partition(":")
-        if not colon or not name.strip() or not kind.strip():
+        found = _COLUMN.fullmatch(part)
+        if found is None:
             raise ValueError(
                 f"{option}: {part.strip()!r} is no column; write name:type, as "
                 "id:int64,name:string? (? for nullable)"
             )
-        if name.strip() in columns:
-            raise ValueError(f"{option} names the column {name.strip()!r} twice")
-        columns[name.strip()] = kind.strip()
+        name = found["quoted"] or found["name"]
+        if name in columns:
+            raise ValueError(f"{option} names the column {name!r} twice")
+        columns[name] = found["kind"].strip()
     return columns
 
 

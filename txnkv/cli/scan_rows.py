@@ -25,6 +25,7 @@ from txnkv.cli.console import (
     plural,
     print_grid,
     snapshot_option,
+    stdout,
     store_argument,
     table_argument,
 )
@@ -276,9 +277,9 @@ def write_file(kind: str, schema: pa.Schema, batches: Batches, path: Path) -> in
 
 def write_stdout(kind: str, schema: pa.Schema, batches: Batches) -> int:
     """Write to stdout; returns the rows."""
-    sys.stdout.flush()
-    rows = _WRITERS[kind](schema, batches, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    file = stdout()
+    rows = _WRITERS[kind](schema, batches, file)
+    file.flush()
     return rows
 
 

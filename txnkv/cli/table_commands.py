@@ -4,7 +4,6 @@ of it.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,7 +32,7 @@ from txnkv.cli.console import (
     tell,
     yes_option,
 )
-from txnkv.cli.message_lines import short, taker
+from txnkv.cli.message_lines import RowTexts, short
 from txnkv.tables import Operation, Schema, TtlChange
 
 
@@ -514,19 +513,16 @@ def _json_rows(texts: Any, noun: str, schema: Schema) -> Iterator[dict[str, Any]
     Raises:
         ValueError: a line is no object of columns of the table.
     """
-    takes = {name: taker(_kind(schema, name)) for name in schema.columns}
+    reader = RowTexts({name: _kind(schema, name) for name in schema.columns})
     for number, text in enumerate(texts, 1):
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
-            if not isinstance(row, dict):
-                raise ValueError('it is no object, as {"id": 1}')
-            yield {
-                name: value if value is None or name not in takes else takes[name](value)
-                for name, value in row.items()
-            }
-        except (ValueError, TypeError) as error:
+            row = reader.row_of(text)
+            if row is None:
+                raise ValueError("it is null")
+            yield row
+        except ValueError as error:
             cut = short(text.strip().encode())
             raise ValueError(f"{noun} {number} is no row: {error}: {cut}") from None
 

@@ -8,13 +8,12 @@ of whole lines.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from csv import reader as read_lines
 from dataclasses import dataclass
 from json import dumps, loads
@@ -23,10 +22,12 @@ from typing import IO, Any, Final
 import pyarrow as pa
 from pyarrow import csv, json
 
-from txnkv.cli.message_lines import taker
+from txnkv.cli.console import objects
+from txnkv.cli.message_lines import parse_json, taker
 from txnkv.core import (
     JSON,
     UUID,
+    JsonKind,
     JsonLineError,
     column_type,
     duration_of,
@@ -335,20 +336,17 @@ def _last_line_end(head: bytes) -> int:
 
 def _csv_error(message: str, names: list[str]) -> str:
     """Pyarrow's words in a user's: line and column by name."""
-    if found := _CONVERSION.match(message):
+    found = _CONVERSION.match(message) or _PARSE.match(message)
+    if found is None:
+        return message
+    what = found["what"]
+    if found.re is _CONVERSION:
         number = int(found["column"])
         column = repr(names[number]) if number < len(names) else f"number {number + 1}"
-        what = found["what"]
         if value := _VALUE.match(what):
             what = f"{value['value']!r} is no {value['kind']} (--schema sets the types)"
-        return f"{_line_prefix(found['row'])}column {column}: {what}"
-    if found := _PARSE.match(message):
-        return f"{_line_prefix(found['row'])}{found['what']}"
-    return message
-
-
-def _line_prefix(row: str | None) -> str:
-    return f"line {int(row):,}: " if row is not None else ""
+        what = f"column {column}: {what}"
+    return what if found["row"] is None else f"line {int(found['row']):,}: {what}"
 
 
 # -- JSON lines ------------------------------------------------------------------------
@@ -358,8 +356,7 @@ class JsonSource:
     """A file of JSON lines.
 
     Args:
-        path: of the file; "-" is stdin.
-        types: the columns' types, of which the file may have fewer; None infers them.
+        path, types: as `CsvSource` takes them.
     """
 
     def __init__(self, path: str, types: pa.Schema | None) -> None:
@@ -443,20 +440,32 @@ class JsonSource:
                 yield self._typed(batch)
             return
         # Arrow's reader does not give JSON as it is written: such members are cut from the lines.
-        lines = pc.list_flatten(pc.split_pattern(pa.array([block.decode()]), "\n"))
-        there = pc.not_equal(pc.utf8_trim_whitespace(lines), "")
-        names = self.schema.names
+        every = pc.list_flatten(pc.split_pattern(pa.array([block.decode()]), "\n"))
+        there = pc.not_equal(pc.utf8_trim_whitespace(every), "")
+        lines, names = every.filter(there), self.schema.names
         try:
-            cut = {name: json_members(lines.filter(there), names, name) for name in self._raw}
+            cut = {name: json_members(lines, names, name) for name in self._raw}
         except JsonLineError as error:
             number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
             raise ValueError(f"line {number:,}: {error}") from None
-        read: dict[str, pa.Array] = {}
-        if len(self._read_as):
-            table = self._read(block, self._read_as, line, unexpected="ignore")
-            read = {name: pa.concat_arrays(table[name].chunks) for name in self._read_as.names}
-        columns = [cut.get(name, read.get(name)) for name in names]
+        read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
+        columns = [
+            cut[name] if name in cut else pa.concat_arrays(read[name].chunks) for name in names
+        ]
         yield self._typed(pa.record_batch(columns, names=names))
+
+    def _read_others(self, block: bytes, lines: pa.StringArray, line: int) -> pa.Table:
+        """Read what Arrow's reader reads, though it refuses some JSON that is cut by us."""
+        try:
+            return self._read(block, self._read_as, line, unexpected="ignore")
+        except ValueError:
+            cut = {
+                name: json_members(lines, self.schema.names, name) for name in self._read_as.names
+            }
+            kept = [(name, pc.fill_null(cut[name], "null"), JsonKind.RAW) for name in cut]
+            with suppress(ValueError):
+                return self._read(bytes(objects(kept)), self._read_as, line)
+            raise
 
     def _blocks(self) -> Iterator[bytes]:
         """Pieces that end with a line."""
@@ -498,10 +507,7 @@ class JsonSource:
         )
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [
-            _unwired(column, field)
-            for column, field in zip(batch.columns, self.schema, strict=True)
-        ]
+        columns = [_unwired(*each) for each in zip(batch.columns, self.schema, strict=True)]
         return pa.record_batch(columns, names=self.schema.names)
 
     def close(self) -> None:
@@ -527,36 +533,30 @@ def _is_raw(kind: pa.DataType) -> bool:
 
 
 def _has_objects(kind: pa.DataType) -> bool:
+    """Return True for objects, lists of them, and lists of what is base64."""
     element = element_type(kind)
-    return bool(pa.types.is_struct(element) or pa.types.is_map(element))
+    binary = element != kind and pa.types.is_binary(element)
+    return bool(binary or pa.types.is_struct(element) or pa.types.is_map(element))
 
 
 def _unwired(column: pa.Array, field: Any) -> pa.Array:
-    if _has_objects(field.type):
-        take = taker(field.type)
-        return _parsed(column, field, lambda text: take(loads(text)))
-    if pa.types.is_time(field.type) or pa.types.is_duration(field.type):
-        return _parsed(column, field, taker(field.type))
-    if pa.types.is_date(field.type):
-        return pc.cast(column, field.type)
-    if pa.types.is_timestamp(element_type(field.type)):
+    kind, is_a = field.type, pa.types
+    if kind == JSON:
+        return column
+    take = taker(kind)
+    if _is_raw(kind):
+        return _parsed(column, field, lambda text: take(parse_json(text)))
+    if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
+        return _parsed(column, field, take)
+    if is_a.is_date(kind):
+        return pc.cast(column, kind)
+    if is_a.is_timestamp(element_type(kind)):
         try:
-            return pc.cast(column, field.type)
+            return pc.cast(column, kind)
         except pa.ArrowInvalid as error:
             raise ValueError(
-                f"column {field.name!r} is {field.type}: {error} (--schema sets the types)"
+                f"column {field.name!r} is {kind}: {error} (--schema sets the types)"
             ) from None
-    if pa.types.is_binary(field.type):
-        try:
-            return pa.array(
-                [
-                    None if v is None else base64.b64decode(v, validate=True)
-                    for v in column.to_pylist()
-                ],
-                field.type,
-            )
-        except binascii.Error as error:
-            raise ValueError(f"column {field.name!r}: a value is not base64: {error}") from None
     return column
 
 

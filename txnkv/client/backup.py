@@ -100,7 +100,7 @@ from txnkv.topics import (
     restore_subscriptions,
     restore_topic,
 )
-from txnkv.transaction import Connection, Instance, Transaction
+from txnkv.transaction import Connection, Instance, Transaction, require_time
 from txnkv.transaction import instance as instances
 
 if TYPE_CHECKING:
@@ -373,6 +373,8 @@ def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
 
 
 def _chosen(src: Place, at: Timestamp | datetime | None) -> Backup:
+    if at is not None:
+        require_time(at)
     if isinstance(at, datetime):
         at = Timestamp.from_datetime(at)
     found = backups_at(src)

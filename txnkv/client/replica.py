@@ -13,7 +13,7 @@ from typing import Final
 from txnkv.client.client import Client
 from txnkv.client.opening import connect
 from txnkv.coordinator import Timestamp, reach
-from txnkv.errors import TopicExistsError
+from txnkv.errors import NotSupportedError, TopicExistsError
 from txnkv.storage import MaintenanceLock, shielded
 from txnkv.topics import Follower, TopicEngine, TopicInfo, ValueStage
 
@@ -73,6 +73,7 @@ def replicate(
         TopicNotFoundError: one of `topics` is not there.
         TopicExistsError: `dest` has a topic of that name that is no copy of this one, or the
             copy of one that was dropped in `src`: drop it in `dest` first.
+        NotSupportedError: one of them is a client of a server.
         StorageFullError: the disk of `dest` is full. What was copied stays; run it again.
         ValueError: `src` and `dest` are the same store.
     """
@@ -81,6 +82,12 @@ def replicate(
     with ExitStack() as stack:
         source = src if isinstance(src, Client) else stack.enter_context(connect(src, create=False))
         follower = dest if isinstance(dest, Client) else stack.enter_context(connect(dest))
+        for client in (source, follower):
+            if client.elsewhere is not None:
+                raise NotSupportedError(
+                    f"{client.path} is another host's store: run txnkv.replicate there, with the "
+                    "store's directory"
+                )
         if source.instance.store is follower.instance.store:
             raise ValueError(f"{source.path} cannot follow itself: name another store")
         lock = MaintenanceLock(Path(follower.path) / "follow.lock", through_forks=True)

@@ -356,6 +356,7 @@ class Subscription(Closing):
             AckConflictError: another ack was first; `txn` is aborted whole.
             InvalidTxnStateError: `txn` is not open.
             OffsetOutOfRangeError: there is no such message.
+            TopicNotFoundError: the subscription was dropped, or its topic.
         """
         self._acknowledge("ack", message, txn)
 
@@ -377,15 +378,18 @@ class Subscription(Closing):
         with Session(self._connection, None, "manual", None) as session:
             getattr(session, how)(self, message)
             session.flush()
+        self._engine.subscriptions.require(self.info)  # else it had no effect
 
     @shielded
     def nack(self, message: Acknowledged) -> None:
         """The message could not be worked on: it is delivered again, after `redelivery_delay`.
 
         What is deleted, or acknowledged by an open transaction, is left alone.
+
+        Raises:
+            TopicNotFoundError: the subscription was dropped, or its topic.
         """
-        self._require_open()
-        self._follow()
+        self._require_there()
         named = [message] if isinstance(message, Message | MessageId) else list(message)
         ids = [one.id if isinstance(one, Message) else MessageId(*one) for one in named]
         delay = self.info.redelivery_delay
@@ -437,15 +441,13 @@ class Subscription(Closing):
     @shielded
     def committed(self) -> dict[int, int]:
         """By partition, the offset below which all is acknowledged: where a new consumer begins."""
-        self._require_open()
-        self._follow()
+        self._require_there()
         return self._engine.subscriptions.committed(self.info)
 
     @shielded
     def lag(self) -> dict[int, int]:
         """Messages that are not deleted, by partition; markers may be counted among them."""
-        self._require_open()
-        self._follow()
+        self._require_there()
         return self._engine.subscriptions.lag(self.info)
 
     @shielded
@@ -453,8 +455,7 @@ class Subscription(Closing):
         """Messages that retention took before they were acknowledged, by partition, since the
         subscription was made; markers may be counted among them.
         """
-        self._require_open()
-        self._follow()
+        self._require_there()
         return self._engine.subscriptions.lost(self.info)
 
     # -- the end -----------------------------------------------------------------------
@@ -464,6 +465,11 @@ class Subscription(Closing):
         """Let others have what this consumer has not acknowledged. Twice is fine."""
         if os.getpid() == self._pid:
             self._close()
+
+    def _require_there(self) -> None:
+        self._require_open()
+        self._follow()
+        self._engine.subscriptions.require(self.info)
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:

@@ -269,7 +269,7 @@ class Channel:
         words = f"the server at {self.address} does not answer: {broken}"
         if not broken.arrived and tries == 1:
             raise UnavailableError(f"{words}. Nothing was done; try again") from None
-        if again and tries >= 2:
+        if again and (broken.late or tries >= 2):
             raise UnavailableError(f"{words}. Nothing was changed; try again") from None
         if tries >= _TRIES:
             raise CommitOutcomeUnknownError(
@@ -301,7 +301,7 @@ class Channel:
             return NotSupportedError(f"{self.address} is no server of txnkv: {text}")
         if isinstance(error, fl.FlightServerError):
             return TxnkvError(f"the server at {self.address} failed: {text}")
-        return _Broken(text, arrived=True)
+        return _Broken(text, arrived=True, late=isinstance(error, fl.FlightTimedOutError))
 
     def require_writable(self, call: Call | None = None) -> None:
         """Refuse a call that writes, or any, where this client was opened to read only.
@@ -504,9 +504,10 @@ class _Kept:
 class _Broken(Exception):
     """The connection broke, or nothing came over it in time."""
 
-    def __init__(self, text: str, *, arrived: bool) -> None:
+    def __init__(self, text: str, *, arrived: bool, late: bool = False) -> None:
         super().__init__(text)
         self.arrived = arrived  # perhaps
+        self.late = late  # it was waited for as long as patience has it
 
 
 class _FlightFailed(Exception):

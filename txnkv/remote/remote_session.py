@@ -33,6 +33,7 @@ from txnkv.transaction import (
     Session,
     WriteResult,
     encoder_of,
+    size_of,
 )
 
 _BACKGROUND_ROWS: Final = 8192
@@ -68,6 +69,7 @@ class Changes:
         self.rows: list[list[Any]] = []  # op, table, names, rows
         self.sends: list[list[Any]] = []  # topic, messages
         self.count = 0
+        self.size = 0  # bytes
 
     def add_row(self, table: RemoteTable, op: str, row: Any) -> tuple[Any, ...]:
         """Check a row, and have it wait.
@@ -91,14 +93,16 @@ class Changes:
             self.rows.append(last)
         last[3].append(list(values))
         self.count += 1
+        self.size += size_of(values)
         return values
 
-    def add_message(self, topic: RemoteTopic, message: Any) -> None:
+    def add_message(self, topic: RemoteTopic, message: list[Any]) -> None:
         """Have a message wait, as `topics.pending` makes it."""
         if not self.sends or self.sends[-1][0] is not topic:
             self.sends.append([topic, []])
         self.sends[-1][1].append(message)
         self.count += 1
+        self.size += size_of(message)
 
     def calls(self, twin: str, target: Any) -> list[Call]:
         """Return the calls that send it."""
@@ -187,11 +191,13 @@ class RemoteSession(RemoteHandle, Session):
             self.flush()
         elif self._mode == "auto_background":
             self._flush_behind()
-        elif self._room.limit is None and self._changes.count % 4096 == 0:
+        elif self._changes.size > _REQUEST_BYTES:
             self._send_much()
 
     def _flush_behind(self) -> None:
-        if self._changes.count >= _BACKGROUND_ROWS or self._room.half_full:
+        changes = self._changes
+        much = changes.count >= _BACKGROUND_ROWS or changes.size > _REQUEST_BYTES
+        if much or self._room.half_full:
             self.flush_untold()
         elif self._timer is None:
             self._timer = threading.Timer(_BACKGROUND_SECONDS, self._flush_in_background)
@@ -204,10 +210,11 @@ class RemoteSession(RemoteHandle, Session):
             self.flush_untold()
 
     def _send_much(self) -> None:
-        """Let the server have what waits, once that is much."""
-        size = sum(len(str(run[3][:1])) * len(run[3]) for run in self._changes.rows)
-        if size > _REQUEST_BYTES:
+        """Let the server have what waits; it goes on to take room until the next flush."""
+        with self._lock:
+            left = self._room.left[0]
             self._request()
+            self._room.left[0] = left
 
     def write(self, table: Any, data: Any, op: Operation = "insert") -> WriteResult:
         require_operation(op)
@@ -329,6 +336,7 @@ class RemoteSession(RemoteHandle, Session):
                 raise
             if calls and calls[-1].name.startswith("flush"):
                 self._left = False
+                self._room.empty()
             return found
 
     # -- as it is ----------------------------------------------------------------------

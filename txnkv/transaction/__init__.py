@@ -29,6 +29,7 @@ from txnkv.transaction.connection import (
     Connection,
     Grid,
     Handle,
+    require_time,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance, open_instances
@@ -36,7 +37,7 @@ from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values
 from txnkv.transaction.session import FlushMode, Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, WriteResult
+from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, WriteResult, size_of
 from txnkv.transaction.table_scan import Scan, ScanToken
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction

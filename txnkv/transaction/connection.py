@@ -255,7 +255,12 @@ class Connection:
         return self.instance.topics.current(info)
 
     def timestamp_of(self, at: At) -> Timestamp:
-        """The timestamp that `at` names; the latest snapshot for None."""
+        """The timestamp that `at` names; the latest snapshot for None.
+
+        Raises:
+            TypeError: it is no time.
+            ValueError: it is in the future, or a naive datetime.
+        """
         coordinator = self.instance.coordinator
         if at is None:
             return coordinator.latest()
@@ -263,6 +268,7 @@ class Connection:
             return coordinator.snapshot_at(Timestamp.from_datetime(at))
         if isinstance(at, int):
             return coordinator.snapshot_at(Timestamp(at))
+        require_time(at)
         at.require_open()
         return at.timestamp
 
@@ -276,6 +282,18 @@ class Connection:
                 context.local.withdraw()
                 for one in context.sessions:
                     one.end()
+
+
+def require_time(at: Any) -> None:
+    """Refuse what is no snapshot, timestamp or datetime.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not (isinstance(at, int | datetime) or hasattr(at, "require_open")):
+        raise TypeError(
+            f"a time is a Snapshot, Timestamp or aware datetime, not the {type(at).__name__} {at!r}"
+        )
 
 
 # -- acknowledgements ------------------------------------------------------------------

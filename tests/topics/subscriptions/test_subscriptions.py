@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,7 +129,17 @@ def test_a_dropped_subscription_is_refused(
     assert internals.topics(client).subscriptions.drop(sub.info)
     with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
         sub.receive(timeout=0)
-    sub.ack(first)  # of no effect
+    for ask in (
+        sub.lag,
+        sub.committed,
+        sub.lost,
+        partial(sub.ack, first),
+        partial(sub.nack, first),
+    ):
+        with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
+            ask()
+    with client.new_session() as session:
+        session.ack(sub, first)  # of no effect
     sub.close()
     assert received(topic.subscribe("s", **options)) == ["0", "1"]
 

@@ -152,6 +152,15 @@ class Subscriptions:
         with self._store.status.read() as cur:
             return subscription_catalog.of_topic(cur, topic)
 
+    def require(self, info: SubscriptionInfo) -> None:
+        """Refuse a subscription that was dropped.
+
+        Raises:
+            TopicNotFoundError: it was, or its topic.
+        """
+        with self._store.status.read() as cur:
+            subscription_catalog.require(cur, info)
+
     def transactions_of(self, cur: apsw.Cursor, topic: TopicInfo) -> list[int]:
         """Stored transactions, not yet ended, that acknowledged messages of a topic."""
         ids = [info.id for info in subscription_catalog.of_topic(cur, topic)]
