@@ -306,15 +306,32 @@ def test_resets(client: txnkv.Client, topic: txnkv.Topic, member: Any, caplog: A
     with client.consumer(topic, group="late", reset="latest") as late:
         with caplog.at_level(logging.WARNING, logger="txnkv"):
             assert given(late) == {}
-            assert given(late) == {}
         assert "offset 3 of partition 0 of topic 't' is not in the log" in caplog.text
         assert late.position(0) == 5
     strict = client.consumer(topic, group="g", reset="none")
     with strict, pytest.raises(OffsetOutOfRangeError):
         strict.poll(timeout=0)
-    again = member()
-    given(again)
-    assert given(again) == {n: [4] for n in range(4)}
+    assert given(member()) == {n: [4] for n in range(4)}
+
+
+def test_a_position_is_not_behind_the_end(client: txnkv.Client, member: Any) -> None:
+    one = member()
+    one.poll(timeout=0)
+    with pytest.raises(OffsetOutOfRangeError, match="asked for offset 4 and ends at 3"):
+        one.seek(1, 4)
+    one.seek(1, 3)
+    one.commit()
+    assert one.committed()[1] == 3
+
+
+def test_what_retention_took_is_passed_in_the_same_poll(
+    client: txnkv.Client, topic: txnkv.Topic, member: Any
+) -> None:
+    one = member()
+    assert len(one.poll(max_messages=1, timeout=0)) == 1
+    one.commit()
+    topic.truncate(dict.fromkeys(range(4), 2))
+    assert given(one) == {number: [2] for number in range(4)}
 
 
 def test_partitions_that_are_added_are_shared(

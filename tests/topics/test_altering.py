@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_in_another_process(client: txnkv.Client, elsewhere: Callable[..., Any])
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"retention_seconds": -1}, ValueError, "retention_seconds is None or at least 0"),
+    ({"retention_seconds": math.nan}, ValueError, "retention_seconds is None or at least 0"),
+    ({"tombstone_seconds": math.nan}, ValueError, "tombstone_seconds is None or at least 0"),
     ({"compression": "gzip"}, ValueError, "compression is None, 'lz4' or 'zstd'"),
     ({"retain_unacknowledged": 1}, ValueError, "True or False"),
     ({"buffer": "sidecar"}, TypeError, "can be changed, not buffer"),
@@ -89,6 +92,21 @@ def test_refused(
     with pytest.raises(error, match=message):
         topic.alter(**changes)
     assert topic.options == was
+
+
+def test_seconds_without_end(client: txnkv.Client) -> None:
+    seconds = {"retention_seconds": math.inf, "tombstone_seconds": math.inf}
+    topic = client.create_topic("t", cleanup="compact", segment_seconds=1e300, **seconds)  # type: ignore[arg-type]
+    for _ in range(2):
+        with client.transaction() as txn:
+            txn.serialize()
+            txn.send(topic, "v", key="k")
+            txn.flush()
+        client.compact()
+        topic.alter(**seconds)  # type: ignore[arg-type]
+    assert [message.offset for message in topic.consumer().poll(timeout=0)] == [2]
+    with pytest.raises(ValueError, match="segment_seconds is above 0, not nan"):
+        client.create_topic("u", segment_seconds=math.nan)
 
 
 def test_of_a_dropped_one(client: txnkv.Client) -> None:

@@ -251,6 +251,13 @@ def test_seek(client: txnkv.Client, topic: Any) -> None:
     assert offsets(consumer) == [9]
     with pytest.raises(ValueError, match="-1"):
         consumer.seek(0, -1)
+    with pytest.raises(TypeError, match="a time is an aware datetime, not the str '2026'"):
+        consumer.seek_to_time("2026")
+
+
+def test_partitions_may_be_any_numbers_in_turn(client: txnkv.Client, topic: Any) -> None:
+    send_all(client, topic, b"0")
+    assert offsets(topic.consumer(partitions=(each for each in [0]))) == [0]
 
 
 def test_seek_drops_what_is_known_of_aborted_transactions(client: txnkv.Client, topic: Any) -> None:

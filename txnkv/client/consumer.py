@@ -118,7 +118,7 @@ class Consumer(Closing):
         self._before: dict[int, int] = {}  # positions before what was given
         every = self._engine.partitions(topic)
         self._every = partitions is None
-        chosen = range(len(every)) if partitions is None else partitions
+        chosen = range(len(every)) if partitions is None else list(partitions)
         if not chosen:
             raise ValueError("partitions has no number: leave it away to read all")
         self._partitions = {number: every[number] for number in self._checked(chosen)}
@@ -243,8 +243,11 @@ class Consumer(Closing):
         Where there is none yet, at the end.
 
         Raises:
-            ValueError: the time has no time zone.
+            TypeError: it is no datetime.
+            ValueError: it has no time zone.
         """
+        if not isinstance(when, datetime):
+            raise TypeError(f"a time is an aware datetime, not the {type(when).__name__} {when!r}")
         if when.tzinfo is None:
             raise ValueError(f"{when!r} has no time zone: take an aware datetime")
         self._require_open()

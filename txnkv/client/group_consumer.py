@@ -189,7 +189,7 @@ class GroupConsumer(Closing):
         except OffsetOutOfRangeError:
             if not self._skip_lost():
                 raise
-            return []
+            return self._read(most, wait)
 
     def unpoll(self) -> None:
         """Undo the last `poll`: the next one gives its messages again."""
@@ -226,9 +226,16 @@ class GroupConsumer(Closing):
         """Go on elsewhere in a partition that it reads.
 
         Raises:
+            OffsetOutOfRangeError: the partition ends before this offset.
             ValueError: it does not read it, or the offset is below 0.
         """
         self.position(partition)
+        end = self._topic.end_offsets()[partition]
+        if offset > end:
+            raise OffsetOutOfRangeError(
+                f"topic {self._topic.name!r}, partition {partition} was asked for offset {offset} "
+                f"and ends at {end}: seek to that to read what comes"
+            )
         assert self._reader is not None
         self._reader.seek(partition, offset)
         self._given.add(partition)  # the group has not this position

@@ -167,6 +167,7 @@ CODECS: Final = get_args(Compression)
 CLEANUPS: Final = get_args(Cleanup)
 KIND: Final = payload.TOPIC
 MAX_PARTITIONS: Final = 1024
+_FOREVER: Final = 1e11  # seconds, whose microseconds are a timestamp
 
 
 class TopicChanges(TypedDict, total=False):
@@ -229,18 +230,18 @@ class TopicOptions:
         if self.cleanup not in CLEANUPS:
             raise ValueError(f"cleanup is 'delete' or 'compact', not {self.cleanup!r}")
         for name in ("retention_seconds", "retention_bytes", "tombstone_seconds"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
+            if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ValueError(f"{name} is None or at least 0, not {value!r}")
         if self.tombstone_seconds is None:
             raise ValueError("tombstone_seconds is a number, not None")
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
-        if not isinstance(self.retain_unacknowledged, bool):
-            raise ValueError(
-                f"retain_unacknowledged is True or False, not {self.retain_unacknowledged!r}"
-            )
+        for name in ("retention_seconds", "segment_seconds", "tombstone_seconds"):
+            if (getattr(self, name) or 0) > _FOREVER:
+                object.__setattr__(self, name, _FOREVER)
+        if not isinstance(kept := self.retain_unacknowledged, bool):
+            raise ValueError(f"retain_unacknowledged is True or False, not {kept!r}")
         if self.value_schema is not None:
             values.require_declarable(self.value_schema)
 

@@ -294,3 +294,35 @@ def test_what_is_not_decided_is_given(client: txnkv.Client, topic: txnkv.Topic, 
         assert received(sub) == []
         assert mark(sub) == end(topic)
     assert client.check().ok
+
+
+@pytest.mark.parametrize("cut", [6, 20, 38, 43, 60])
+@pytest.mark.parametrize("cleanup", ["delete", "compact"])
+def test_truncation_inside_a_transaction_that_is_being_given(
+    client: txnkv.Client, cut: int, cleanup: Any
+) -> None:
+    """Offsets 0 to 39 are one large transaction, 40 its marker, 41 to 80 a small one."""
+    topic = client.create_topic("large", cleanup=cleanup, segment_bytes=2048)
+    sub = topic.subscribe("s", order="commit", max_bytes=1500)
+    with client.transaction() as txn:
+        txn.serialize()
+        for i in range(40):
+            txn.send(topic, bytes(300), key=str(i))
+            if i % 4 == 3:
+                txn.flush()
+    given = [message.offset for message in sub.receive_many(6, timeout=0)]
+    with client.transaction() as txn:
+        for i in range(40):
+            txn.send(topic, bytes(300), key=str(i))
+    if cleanup == "compact":
+        client.compact()
+    topic.truncate(cut)
+    while messages := sub.receive_many(6, timeout=0):
+        given += [message.offset for message in messages]
+    there = [message.offset for message in topic.consumer().poll(timeout=0)]
+    assert there
+    assert set(there) <= set(given)
+    assert given == sorted(set(given))
+    assert client.check().problems == []
+    fresh = topic.subscribe("fresh", order="commit")
+    assert [message.offset for message in fresh.receive_many(100, timeout=0)] == there

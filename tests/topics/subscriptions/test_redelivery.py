@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -338,3 +339,23 @@ def test_acks_of_a_stored_transaction_without_heartbeat_come_back(
     now.forward(3600)
     by_hand(client)
     assert received(sub) == ["0"]
+
+
+@pytest.mark.parametrize("year", [-20_000, 20_000])
+def test_a_message_of_a_time_that_no_datetime_holds_is_given_up_as_others(
+    client: txnkv.Client, topic: txnkv.Topic, year: int
+) -> None:
+    micros = (year - 1970) * 31_556_952 * 1_000_000
+    client.create_topic("dead")
+    sub = topic.subscribe("s", max_deliveries=1, dead_letter="dead")
+    times = pa.array([micros, 0], pa.timestamp("us", tz="UTC"))
+    with client.transaction() as txn:
+        txn.send_batch(topic, pa.table({"value": [b"bad", b"good"], "timestamp": times}))
+    bad = sub.receive(timeout=0)
+    assert bad is not None
+    assert bad.timestamp.year == (1 if year < 0 else 9999)
+    sub.nack(bad)
+    following = sub.receive(timeout=0)
+    assert following is not None
+    assert following.value == b"good"
+    assert [each.value for each in client.topic("dead").consumer().poll(timeout=0)] == [b"bad"]

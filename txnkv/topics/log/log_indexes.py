@@ -133,8 +133,11 @@ class Commits(LogPart):
             self._txn.put(KEY.pack(kept[0].marker_offset), value, db=self._db)
 
 
-def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
+def compare(chunks: ChunkReader, entry: CommitEntry, start: int, *, has_side: bool) -> None:
     """See that an entry of the index of commits is what the log has there.
+
+    Args:
+        start: of the log, not behind the entry's marker.
 
     Raises:
         CorruptionError: it is not, or the log is damaged there.
@@ -145,7 +148,7 @@ def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
     if header.is_control:
         control = read_control(batch)
         if control.type is ControlType.COMMIT:
-            first = control.first_offset or _first_of(chunks, entry)
+            first = control.first_offset or _first_of(chunks, entry, start)
     there = CommitEntry(header.base_offset, header.count, header.txn_id, first, stamp)
     if has_side and header.count < entry.count:
         # Compaction has put several batches in the place of a marker.
@@ -156,8 +159,10 @@ def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
         raise unlike(marker, "index of commits")
 
 
-def _first_of(chunks: ChunkReader, entry: CommitEntry) -> int:
+def _first_of(chunks: ChunkReader, entry: CommitEntry, start: int) -> int:
     """Find where a transaction begins whose marker says 0, perhaps because nobody told it."""
+    if entry.first_offset < start:
+        return entry.first_offset  # retention took the batch that says it
     found = chunks.at(0)
     begins = found is not None and found[0] == 0 and read_header(found[1]).txn_id == entry.txn_id
     if begins and not _ended(chunks, entry.txn_id, entry.first_offset):

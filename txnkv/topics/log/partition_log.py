@@ -428,8 +428,9 @@ class PartitionLog:
         Raises:
             CorruptionError: they differ, or the log is damaged there.
         """
-        if entry.marker_offset >= self.state(txn).start:
-            compare(self.chunks(txn), entry, has_side=self.expand is not None)
+        start = self.state(txn).start
+        if entry.marker_offset >= start:
+            compare(self.chunks(txn), entry, start, has_side=self.expand is not None)
 
     def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
         """Return the last of `commits` below an offset; see `Commits.last_before`."""

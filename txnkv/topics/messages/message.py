@@ -19,6 +19,7 @@ DELIVER_AT: Final = "txnkv-deliver-at"
 """The header that has the time of a delayed message: microseconds since 1970, in digits."""
 
 _IN_HEADERS: Final = DELIVER_AT.encode()
+_FIRST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _LAST: Final = 253_402_300_799_999_999
 """The last microsecond that a datetime has."""
 
@@ -121,8 +122,10 @@ class Message:
 
     @property
     def timestamp(self) -> datetime:
-        """The time at which the message was sent, or that the sender gave; UTC."""
-        return _EPOCH + timedelta(microseconds=self._micros)
+        """The time at which the message was sent, or that the sender gave; UTC. One that no
+        datetime holds, as other clients may give, is the first or last that there is.
+        """
+        return _EPOCH + timedelta(microseconds=max(_FIRST, min(self._micros, _LAST)))
 
     @property
     def deliver_at(self) -> datetime | None:

@@ -102,7 +102,7 @@ class BatchPlaces:
 
     def _part(self, view: LogView, txn_id: int, place: _Place) -> Any:
         """Return the batches at a place; None when something else is there by now."""
-        view.require(place.base)
+        view.require(place.next_offset - 1)  # what begins before the log is there whole
         chunk = view.chunk(place.key)
         if chunk is None or len(chunk) < place.at + place.length:
             return None

@@ -237,11 +237,11 @@ class CommitReader:
         if self._rewritten != (rewritten := view.rewritten):
             self._forget()
             self._rewritten, self._given_to = rewritten, self._read_to
+        if self._inside is not None and self._read_to < view.start:
+            self._lose_part(view, self._inside)
         if self._inside is not None:
-            if self._whole and self._read_to < view.start:
-                raise self._torn(view, self._inside)
             return self._go_on(view, [self._inside], self._read_to)
-        self._given_to = 0
+        self._given_to = view.start
         view.require(self._next)
         self.is_behind = view.is_behind
         if view.is_behind and upto is not None:
@@ -281,6 +281,18 @@ class CommitReader:
             return self._go_on(view, [first], max(first.first_offset, view.start))
         return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
 
+    def _lose_part(self, view: LogView, inside: CommitEntry) -> None:
+        """Go on at what there is of a transaction that was given in part, or behind it."""
+        if self._whole:
+            raise self._torn(view, inside)
+        self._reassembly.reset()
+        self._read_to = self._given_to = view.start
+        if inside.marker_offset < view.start:
+            self._inside = None
+            self._next = self._position = max(_behind(inside), view.start)
+            self._last_ts = inside.commit_ts
+            self.moved = True
+
     def _pass_over(self, view: LogView, entry: CommitEntry) -> None:
         if entry.first_offset >= (self._begin or 0):
             raise self._torn(view, entry)
@@ -291,7 +303,7 @@ class CommitReader:
         return OffsetOutOfRangeError(
             f"{self._partition.label} begins at offset {view.start} now: retention took a part of "
             f"the transaction whose commit stands at {entry.marker_offset}. To go on behind it, "
-            f"seek to {_behind(entry)}"
+            f"seek to {max(_behind(entry), view.start)}"
         )
 
     def _ahead(self, view: LogView) -> list[CommitEntry]:
