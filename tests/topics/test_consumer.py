@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -253,6 +254,14 @@ def test_seek(client: txnkv.Client, topic: Any) -> None:
         consumer.seek(0, -1)
     with pytest.raises(TypeError, match="a time is an aware datetime, not the str '2026'"):
         consumer.seek_to_time("2026")
+
+
+def test_a_wait_and_a_transaction_may_be_without_end(client: txnkv.Client, topic: Any) -> None:
+    consumer = topic.consumer()
+    with client.transaction(timeout=math.inf) as txn:
+        txn.serialize()
+        txn.send(topic, b"0")
+    assert [message.offset for message in consumer.poll(timeout=math.inf)] == [0]
 
 
 def test_partitions_may_be_any_numbers_in_turn(client: txnkv.Client, topic: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -174,7 +175,7 @@ class Coordinator:
         """
         if snapshot is None:
             snapshot = self.latest()
-        micros = None if timeout is None else int(timeout * 1e6)
+        micros = None if timeout is None or timeout == math.inf else int(timeout * 1e6)
         kind = micros, isolation, locking, keepalive
         fields = self._kinds.get(kind)
         if fields is None:

@@ -13,6 +13,7 @@ their batches are in LMDB: a reader that saw such (`pending`) looks at each step
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -30,7 +31,9 @@ _ROUND: Final = 100_000
 
 def deadline(timeout: float | None) -> int | None:
     """Return when a wait that begins now is over, in monotonic microseconds; None for never."""
-    return None if timeout is None else clock.monotonic_micros() + int(timeout * 1e6)
+    if timeout is None or timeout == math.inf:
+        return None
+    return clock.monotonic_micros() + int(timeout * 1e6)
 
 
 class Watch:
