@@ -197,12 +197,15 @@ def test_what_is_typed_is_what_is_kept(store, run):
     assert run("scan", store, "t", "--json").out == AS_WRITTEN + "\n"
     run("insert", store, "t", "--upsert", input=AS_WRITTEN)
     assert run("scan", store, "t", "--json").out == AS_WRITTEN + "\n"
+    assert run("get", store, "t", "1", "--json").out == AS_WRITTEN + "\n"
     typed = EXACT.replace("map<int64, binary>", "list<binary>")
     given, written = (each.replace('{"7": "AAE="}', '["AAE="]') for each in (given, AS_WRITTEN))
     run("produce", store, "e", "--partitions", 1, "--value-schema", typed, input=given)
     assert run("consume", store, "e").out == written + "\n"
     run("produce", store, "e", "--json", input=run("consume", store, "e", "--json").out)
     assert run("consume", store, "e").out == 2 * (written + "\n")
+    assert run("consume", store, "e", "-s", "s", "-n", 1).out == written + "\n"
+    assert written in run("consume", store, "e", "-s", "s", "-n", 1, "--json").out
 
 
 @pytest.mark.parametrize(

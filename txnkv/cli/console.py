@@ -151,14 +151,21 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def json_row(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """A row for JSON: columns of JSON are part of it, as they are in the store."""
-    return {
-        name: json.loads(value)
-        if value is not None and schema.field(name).type == JSON
-        else json_value(value)
-        for name, value in row.items()
-    }
+def row_text(row: Mapping[str, Any], schema: pa.Schema) -> str:
+    """A row as JSON: columns of JSON are part of it, as they are in the store."""
+    return object_text(
+        {
+            name: value
+            if value is not None and schema.field(name).type == JSON
+            else json_text(json_value(value))
+            for name, value in row.items()
+        }
+    )
+
+
+def object_text(members: Mapping[str, str]) -> str:
+    """An object of members that are JSON."""
+    return f"{{{', '.join(f'{json_text(name)}: {text}' for name, text in members.items())}}}"
 
 
 def json_value(value: Any) -> Any:

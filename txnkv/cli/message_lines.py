@@ -15,6 +15,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from functools import reduce
@@ -24,7 +25,14 @@ from uuid import UUID
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import json_fields, json_form, json_row, json_text, objects
+from txnkv.cli.console import (
+    json_fields,
+    json_form,
+    json_text,
+    object_text,
+    objects,
+    row_text,
+)
 from txnkv.core import (
     JSON,
     JsonKind,
@@ -218,7 +226,7 @@ def lines_of(
     if isinstance(messages, pa.RecordBatch):
         return _batch_lines(messages, separator, as_json, typed)
     if as_json:
-        lines: Iterable[bytes] = (json_text(_document(each)).encode() for each in messages)
+        lines: Iterable[bytes] = (_document(each).encode() for each in messages)
     elif separator is not None:
         lines = ((each.key or b"") + separator + _value(each) for each in messages)
     else:
@@ -279,26 +287,27 @@ def _headers(column: pa.BinaryArray) -> pa.StringArray:
 
 
 def _value(message: Message) -> bytes:
-    if message.codec is not None:
-        return json_text(_typed_value(message)).encode()
-    return message.value or b""
+    return (message.value or b"") if message.codec is None else _typed_value(message).encode()
 
 
-def _typed_value(message: Message) -> dict[str, Any] | None:
+def _typed_value(message: Message) -> str:
     assert message.codec is not None
-    return None if message.value is None else json_row(message.value, message.codec.schema)
+    return "null" if message.value is None else row_text(message.value, message.codec.schema)
 
 
-def _document(message: Message) -> dict[str, Any]:
-    return {
+def _document(message: Message) -> str:
+    typed = message.codec is not None
+    document = {
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp.isoformat(),
         "key": _text(message.key),
-        "value": _typed_value(message) if message.codec is not None else _text(message.value),
+        "value": None if typed else _text(message.value),
         "headers": [[name, _text(value)] for name, value in message.headers],
         "txn_id": None if message.txn_id is None else message.txn_id.local,
     }
+    members = {name: json_text(value) for name, value in document.items()}
+    return object_text(members | {"value": _typed_value(message)} if typed else members)
 
 
 def _text(value: bytes | None) -> Any:
@@ -445,11 +454,9 @@ def _member(text: str, document: Mapping[str, Any], name: str) -> Any:
 
 
 def _decimal(value: Any) -> Decimal:
-    try:
-        if isinstance(value, (str, int, Decimal)) and not isinstance(value, bool):
+    if isinstance(value, (str, int, Decimal)) and not isinstance(value, bool):
+        with suppress(InvalidOperation):
             return Decimal(value)
-    except InvalidOperation:
-        pass
     raise ValueError(f"{value!r} is no decimal number")
 
 

@@ -18,13 +18,13 @@ from txnkv.cli.conditions import constant, where, where_option
 from txnkv.cli.console import (
     confirm,
     json_option,
-    json_row,
     json_text,
     json_value,
     plural,
     print_grid,
     print_json,
     print_pairs,
+    row_text,
     snapshot_option,
     steps,
     store_argument,
@@ -296,7 +296,7 @@ def get(store: str, table: str, keys: tuple[str, ...], at: str | None, as_json: 
     missing = [text for text, row in zip(keys, rows, strict=True) if row is None]
     for i, row in enumerate(row for row in rows if row is not None):
         if as_json:
-            print_json(json_row(row, found.schema.arrow))
+            click.echo(row_text(row, found.schema.arrow))
         else:
             if i:
                 click.echo()
