@@ -334,6 +334,30 @@ def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[...
         client.get_flight_info(fl.FlightDescriptor.for_path("none"))
 
 
+def test_a_handle_of_what_was_dropped_drops_no_namesake(
+    store: txnkv.Client, remote: Remote
+) -> None:
+    client = remote()
+    table, topic = client.table("t"), client.topic("events")
+    schema = table.schema
+    client.drop_table(table)
+    client.drop_topic(topic)
+    client.drop_table(table, missing_ok=True)
+    store.create_table("t", schema)
+    store.create_topic("events")
+    with pytest.raises(txnkv.TableNotFoundError, match="'t' is the name of another now"):
+        client.drop_table(table)
+    for ask in (client.drop_topic, lambda topic: client.consumer(topic, group="g")):
+        with pytest.raises(txnkv.TopicNotFoundError, match="'events' is the name of another now"):
+            ask(topic)
+    client.drop_topic(topic, missing_ok=True)
+    assert "t" in store.tables()
+    assert store.topics() == ["events"]
+    client.drop_table("t")
+    client.drop_topic(client.topic("events"))
+    assert store.topics() == []
+
+
 def test_what_is_done_on_the_stores_host(store: txnkv.Client, remote: Remote) -> None:
     client = remote()
     with pytest.raises(txnkv.NotSupportedError, match="store's host"):

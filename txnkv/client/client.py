@@ -29,8 +29,8 @@ from txnkv.coordinator import (
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
-from txnkv.tables import History, PartitionBy, Partitioning, Schema, seconds_of
-from txnkv.topics import Buffer, Cleanup, Compression, TopicOptions
+from txnkv.tables import History, PartitionBy, Partitioning, Schema, TableInfo, seconds_of
+from txnkv.topics import Buffer, Cleanup, Compression, TopicInfo, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
@@ -144,9 +144,9 @@ class Client(Connection, Closing):
         if keep < 0:
             raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
         self.require_writable()
-        text = name if isinstance(name, str) else name.name
-        if not self.instance.engine.drop(text, keep) and not missing_ok:
-            raise TableNotFoundError(f"there is no table {text!r} to drop")
+        given = name if isinstance(name, str) else self.info_of(name, TableInfo)
+        if not self.instance.engine.drop(given, keep) and not missing_ok:
+            raise TableNotFoundError(f"there is no table {getattr(given, 'name', given)!r} to drop")
 
     @shielded
     def rename_table(self, table: AnyTable, name: str) -> Table:
@@ -291,12 +291,11 @@ class Client(Connection, Closing):
         return Topic(self, self.instance.topics.get(name))
 
     def consumer(self, topic: AnyTopic, group: str, **rest: Unpack[GroupOptions]) -> GroupConsumer:
-        """A member of a group: it reads its share of a topic's partitions, each of which is one
-        live member's, and commits the group's positions. See `GroupConsumer`, which has the rest.
+        """A member of a group: it reads its share of a topic's partitions, and commits the group's
+        positions. See `GroupConsumer`, which has the rest.
         """
         self.require_writable()
-        found = self.topic(topic if isinstance(topic, str) else topic.info.name)
-        return GroupConsumer(self, found, group, **rest)
+        return GroupConsumer(self, Topic(self, self.topic_info(topic)), group, **rest)
 
     @shielded
     def topics(self) -> list[str]:
@@ -312,8 +311,9 @@ class Client(Connection, Closing):
             TopicNotFoundError: there is none, and `missing_ok` is false.
         """
         self.require_writable()
-        text = name if isinstance(name, str) else name.info.name
-        if self.instance.topics.drop(text):
+        given = name if isinstance(name, str) else self.info_of(name, TopicInfo)
+        text = given if isinstance(given, str) else given.name
+        if self.instance.topics.drop(given):
             group_members.forget_positions(self, text)
         elif not missing_ok:
             raise TopicNotFoundError(f"there is no topic {text!r} to drop")

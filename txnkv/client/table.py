@@ -106,7 +106,7 @@ class Snapshot(Closing):
         return self._table(table).scan(columns, where, self, ordered, limit)
 
     def _table(self, table: AnyTable) -> Table:
-        if isinstance(table, Table):
+        if isinstance(table, Table) and table._connection is self._connection:
             return table
         return Table(self._connection, self._connection.table_info(table))
 

@@ -23,6 +23,8 @@ from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     NotSupportedError,
+    TableNotFoundError,
+    TopicNotFoundError,
     TransactionConflictError,
     TxnNotFoundError,
     UnavailableError,
@@ -72,7 +74,7 @@ _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "Client",
     "tables topics transaction_state transactions abort_transaction keep_transaction_alive "
     "applied applications forget_applied stats metrics repair_clock check compact "
-    "create_index drop_index drop_table drop_topic",
+    "create_index drop_index",
 )
 @remote_calls("Client", "create_table table recall_table", RemoteTable)
 @remote_calls("Client", "create_topic topic", RemoteTopic)
@@ -171,7 +173,7 @@ class RemoteClient(RemoteHandle, Client):
         return self.table(found.name) if found is table else found
 
     def topic_info(self, topic: Any) -> TopicInfo:
-        return self.topic_of(topic if isinstance(topic, str) else topic.info.name).info
+        return self.topic_of(self._own_name(self.topic_of, topic)).info
 
     def topic_of(self, topic: Any) -> RemoteTopic:
         """Return the topic of a name or handle."""
@@ -183,6 +185,27 @@ class RemoteClient(RemoteHandle, Client):
         if not isinstance(topic, str):
             raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
         return RemoteTopic(self, self._call("topic", topic))
+
+    @like(Client.drop_table)
+    def drop_table(self, name: Any, missing_ok: bool = False, keep: float = 0.0) -> None:
+        with suppress(*((TableNotFoundError,) if missing_ok else ())):
+            self._call("drop_table", self._own_name(self.table_of, name), missing_ok, keep)
+
+    @like(Client.drop_topic)
+    def drop_topic(self, name: Any, missing_ok: bool = False) -> None:
+        with suppress(*((TopicNotFoundError,) if missing_ok else ())):
+            self._call("drop_topic", self._own_name(self.topic_of, name), missing_ok)
+
+    @staticmethod
+    def _own_name(of: Callable[[Any], RemoteTable | RemoteTopic], given: Any) -> str:
+        """The name of a table or topic, which is not another's by now."""
+        if isinstance(given, str):
+            return given
+        known = of(given)
+        if of(known.name).reference() != known.reference():
+            missing = TableNotFoundError if isinstance(known, RemoteTable) else TopicNotFoundError
+            raise missing(f"{known.name!r} is the name of another now: this one was dropped")
+        return known.name
 
     # -- transactions ------------------------------------------------------------------
 

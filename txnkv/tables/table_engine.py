@@ -136,22 +136,26 @@ class TableEngine(Tables):
         except TableNotFoundError:
             return None
 
-    def drop(self, name: str, keep: float = 0) -> bool:
+    def drop(self, given: str | TableInfo, keep: float = 0) -> bool:
         """Drop a table; open transactions that touched it are aborted.
 
         Args:
+            given: its name, or what it was once.
             keep: seconds for which `recall` brings it back.
 
         Returns:
             False when there is no such table.
         """
         with self.store.status.write() as cur:
-            table = table_catalog.find(cur, name)
+            if isinstance(given, str):
+                table = table_catalog.find(cur, given)
+            else:
+                table = table_catalog.by_id(cur, given.id)
             if table is None:
                 return False
             table_catalog.drop(cur, table, keep)
             touched = status_table.transactions_of(cur, KIND, table.tablets)
-        self.coordinator.orchestrator.abort_all(touched, f"table {name!r} was dropped")
+        self.coordinator.orchestrator.abort_all(touched, f"table {table.name!r} was dropped")
         self.purge()
         return True
 

@@ -340,20 +340,23 @@ class TopicEngine(Topics):
         fault_point("topic.alter_durable")
         return topic
 
-    def drop(self, name: str) -> bool:
+    def drop(self, given: str | TopicInfo) -> bool:
         """Drop a topic; open transactions that touched it are aborted.
+
+        Args:
+            given: its name, or what it was once.
 
         Returns:
             False when there is no such topic.
         """
         with self.store.status.write() as cur:
-            topic = topic_catalog.find(cur, name)
-            if topic is None:
+            topic = topic_catalog.find(cur, given if isinstance(given, str) else given.name)
+            if topic is None or (isinstance(given, TopicInfo) and topic.id != given.id):
                 return False
             topic_catalog.drop(cur, topic)
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
             touched += self.subscriptions.transactions_of(cur, topic)
-        self.coordinator.orchestrator.abort_all(touched, f"topic {name!r} was dropped")
+        self.coordinator.orchestrator.abort_all(touched, f"topic {topic.name!r} was dropped")
         self.purge()
         return True
 

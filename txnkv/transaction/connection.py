@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
 from txnkv.core import RowReader
@@ -126,6 +126,8 @@ class Instant(Protocol):
 AnyTable: TypeAlias = str | NamesTable
 """A name of a table, or its handle."""
 
+Info = TypeVar("Info", TableInfo, TopicInfo)
+
 AnyTopic: TypeAlias = str | NamesTopic
 """A name of a topic, or its handle."""
 
@@ -214,16 +216,7 @@ class Connection:
         self.require_open()
         if isinstance(table, str):
             return self.instance.engine.get(table)
-        info = getattr(table, "info", None)
-        if not isinstance(info, TableInfo):
-            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        of = getattr(getattr(table, "_connection", None), "instance", self.instance)
-        if of.store.store_id != self.instance.store.store_id:
-            raise ValueError(
-                f"table {info.name!r} is one of the store {of.store.directory.path}, and this is "
-                f"{self.path}: take client.table({info.name!r}), of a client of this store"
-            )
-        return self.instance.engine.current(info)
+        return self.instance.engine.current(self.info_of(table, TableInfo))
 
     def writer(self, table: AnyTable, snapshot: int | None = None) -> RowWriter:
         """Return the row writer of a table that is not dropped, with its schema of now or, in a
@@ -249,17 +242,41 @@ class Connection:
         self.require_open()
         if isinstance(topic, str):
             return self.instance.topics.get(topic)
-        info = getattr(topic, "info", None)
-        if not isinstance(info, TopicInfo):
-            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
-        return self.instance.topics.current(info)
+        return self.instance.topics.current(self.info_of(topic, TopicInfo))
+
+    def info_of(self, handle: Any, kind: type[Info]) -> Info:
+        """The table or topic of a handle, as it was when the handle was made.
+
+        Raises:
+            TypeError, ValueError: it is no table or topic, or one of another store.
+        """
+        info = getattr(handle, "info", None)
+        what = kind.__name__.removesuffix("Info")
+        if not isinstance(info, kind):
+            raise TypeError(f"a {what.lower()} is a name or a {what}, not {type(handle).__name__}")
+        name = what.lower()
+        self.require_own(handle, f"{name} {info.name!r}", f"client.{name}({info.name!r})")
+        return info
+
+    def require_own(self, handle: Any, what: object, take: str) -> None:
+        """Refuse a handle of another store: what it is there, something else is here.
+
+        Raises:
+            ValueError: it is one.
+        """
+        of = getattr(getattr(handle, "_connection", None), "instance", self.instance)
+        if of.store.store_id != self.instance.store.store_id:
+            raise ValueError(
+                f"{what} is one of the store {of.store.directory.path}, and this is {self.path}: "
+                f"take {take}, of a client of this store"
+            )
 
     def timestamp_of(self, at: At) -> Timestamp:
         """The timestamp that `at` names; the latest snapshot for None.
 
         Raises:
             TypeError: it is no time.
-            ValueError: it is in the future, or a naive datetime.
+            ValueError: it is in the future, a naive datetime, or a snapshot of another store.
         """
         coordinator = self.instance.coordinator
         if at is None:
@@ -269,6 +286,7 @@ class Connection:
         if isinstance(at, int):
             return coordinator.snapshot_at(Timestamp(at))
         require_time(at)
+        self.require_own(at, "the snapshot", "client.snapshot()")
         at.require_open()
         return at.timestamp
 
@@ -300,18 +318,20 @@ def require_time(at: Any) -> None:
 
 
 def acks_of(
-    subscription: AnySubscription, message: Acknowledged
+    connection: Connection, subscription: AnySubscription, message: Acknowledged
 ) -> tuple[SubscriptionInfo, list[MessageId]]:
     """Return the subscription and the ids of what is acknowledged.
 
     Raises:
         TypeError: the one is no subscription, or the other no message, id or list of them.
+        ValueError: the subscription is one of another store.
     """
     found = getattr(subscription, "info", subscription)
     if not isinstance(found, SubscriptionInfo):
         raise TypeError(
             f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
         )
+    connection.require_own(subscription, found, "topic.subscribe(...)")
     return found, _ids(message)
 
 

@@ -367,7 +367,7 @@ class Session(Closing):
         self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
     ) -> None:
         self._require_open("acknowledge")
-        info, ids = acks_of(subscription, message)
+        info, ids = acks_of(self._connection, subscription, message)
         if self._context is None:
             refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
             self._acks.append((info, ids, cumulative))

@@ -1,0 +1,94 @@
+"""Handles of what was dropped, of what has another name now, and of another store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.errors import TableNotFoundError, TopicNotFoundError
+
+SCHEMA = txnkv.Schema({"id": "int64"}, ["id"])
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[txnkv.Client]:
+    """A client of a second store, where ids are those of the first."""
+    with txnkv.connect(tmp_path / "other") as client:
+        yield client
+
+
+def test_a_handle_of_what_was_dropped_drops_no_namesake(client: txnkv.Client) -> None:
+    table, topic = client.create_table("t", SCHEMA), client.create_topic("e")
+    client.drop_table(table)
+    client.drop_topic(topic)
+    client.create_table("t", SCHEMA)
+    client.create_topic("e")
+    with pytest.raises(TableNotFoundError, match="there is no table 't' to drop"):
+        client.drop_table(table)
+    with pytest.raises(TopicNotFoundError, match="there is no topic 'e' to drop"):
+        client.drop_topic(topic)
+    client.drop_table(table, missing_ok=True)
+    client.drop_topic(topic, missing_ok=True)
+    assert (client.tables(), client.topics()) == (["t"], ["e"])
+    with pytest.raises(TopicNotFoundError, match="was dropped"):
+        client.consumer(topic, group="g")
+
+
+def test_a_handle_drops_its_table_whatever_the_name(client: txnkv.Client) -> None:
+    with txnkv.connect(client.path) as second:
+        table = second.create_table("t", SCHEMA)
+        client.rename_table("t", "u")
+        client.create_table("t", SCHEMA)
+        second.drop_table(table)
+        assert client.tables() == ["t"]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, object()])
+def test_what_is_no_handle(client: txnkv.Client, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a table is a name or a Table, not"):
+        client.drop_table(wrong)
+    for ask in (client.drop_topic, lambda topic: client.consumer(topic, group="g")):
+        with pytest.raises(TypeError, match="a topic is a name or a Topic, not"):
+            ask(wrong)
+
+
+def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv.Client) -> None:
+    for each in (client, other):
+        each.create_table("t", SCHEMA).insert({"id": 1})
+        subscription = each.create_topic("e").subscribe("s")
+        with each.transaction() as txn:
+            txn.send("e", "v")
+    table, topic = other.table("t"), other.topic("e")
+    message = subscription.receive(timeout=0)
+    assert message is not None
+    rows, values = pa.table({"id": [2]}), pa.table({"value": [b"w"]})
+    asks: list[Callable[[txnkv.Transaction], Any]] = [
+        lambda txn: txn.upsert(table, {"id": 1}),
+        lambda txn: txn.write(table, rows),
+        lambda txn: txn.get(table, 1),
+        lambda txn: txn.send(topic, "w"),
+        lambda txn: txn.send_batch(topic, values),
+        lambda txn: txn.ack(subscription, message),
+        lambda txn: subscription.ack(message, txn),
+        lambda _: client.new_session().ack(subscription, message),
+        lambda _: client.new_session().send(topic, "w"),
+        lambda _: client.drop_table(table),
+        lambda _: client.drop_topic(topic),
+        lambda _: client.consumer(topic, group="g"),
+        lambda _: client.snapshot().get(table, 1),
+        lambda _: list(client.snapshot().scan(table)),
+        lambda _: client.table("t").get(1, snapshot=other.snapshot()),
+    ]
+    for ask in asks:
+        txn = client.new_transaction()
+        with pytest.raises(ValueError, match=r"is one of the store .*other, and this is .*: take "):
+            ask(txn)
+        txn.rollback()
+    assert client.table("t").count() == 1
+    assert client.topic("e").end_offsets() == {0: 1}
+    assert client.topic("e").subscribe("s").receive(timeout=0) is not None
