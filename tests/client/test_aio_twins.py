@@ -25,7 +25,7 @@ TWINS = [
 
 INSIDE = {
     "Client": "addresses attempts elsewhere end_sessions is_open outcome retries require_open "
-    "require_writable table_info timestamp_of topic_info writer",
+    "require_writable table_info timestamp_of topic_info writer info_of require_own",
     "Scan": "over",
     "Snapshot": "require_open",
     "Consumer": "unpoll",

@@ -291,11 +291,10 @@ class Client(Connection, Closing):
         return Topic(self, self.instance.topics.get(name))
 
     def consumer(self, topic: AnyTopic, group: str, **rest: Unpack[GroupOptions]) -> GroupConsumer:
-        """A member of a group: it reads its share of a topic's partitions, and commits the group's
-        positions. See `GroupConsumer`, which has the rest.
-        """
+        """A member of a group, which reads its share of a topic. See `GroupConsumer`."""
         self.require_writable()
-        return GroupConsumer(self, Topic(self, self.topic_info(topic)), group, **rest)
+        found = self.topic(topic if isinstance(topic, str) else self.topic_info(topic).name)
+        return GroupConsumer(self, found, group, **rest)
 
     @shielded
     def topics(self) -> list[str]:

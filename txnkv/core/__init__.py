@@ -50,6 +50,7 @@ from txnkv.core.column_types import (
     element_type,
     may_be_key,
     parse_type,
+    require_valid,
     split_outside,
     storage_type,
     type_name,

@@ -309,6 +309,22 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
         ) from None
 
 
+def require_valid(array: pa.Array, name: str) -> None:
+    """Refuse what Arrow lets stand in its buffers, and no reader takes: texts that are no UTF-8,
+    decimals of too many digits, times that are not of a day, lists whose ends do not fit.
+
+    Raises:
+        SchemaError: there is such a value.
+    """
+    is_a, kind = pa.types, array.type
+    if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_boolean(kind):
+        return
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"column {name!r} is {type_name(kind)}: {error}") from None
+
+
 def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Refuse texts that are no JSON, and times that are not of a day."""
     if column.type == JSON:

@@ -69,7 +69,6 @@ from txnkv.tables.row_writer import (
     RowWriter,
     Values,
     nothing,
-    to_batch,
 )
 from txnkv.tables.schema import Column, IndexInfo, Schema, normal
 from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, altered

@@ -113,6 +113,7 @@ class Normaliser:
                 columns.append(default_values(column, batch.num_rows))
                 continue
             array = batch.column(position)
+            types.require_valid(array, name)
             if array.type != column.type or array.type == JSON or pa.types.is_time(array.type):
                 cast = types.cast(pa.chunked_array([array]), column.type, name)
                 array = cast.combine_chunks()

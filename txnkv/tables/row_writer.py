@@ -14,7 +14,7 @@ what the column's type gives back, so that those behind meet only such values.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -100,6 +100,13 @@ def _normal(schema: Schema, name: str, value: Any) -> Any:
     return None if value is None else normal(name, schema.columns[name].type, value)
 
 
+def _known(values: Values) -> Values | None:
+    """The values that are to be unique; None where they need not be, () where some are not told."""
+    if MISSING not in values:
+        return None if None in values else values
+    return None if all(value is MISSING for value in values) else ()
+
+
 Place = Callable[[Values, bytes], int]
 """From the values of a key and its bytes to the tablet's number."""
 
@@ -153,6 +160,31 @@ class RowWriter:
     def may_refuse(self) -> bool:
         """Also a whole row that is upserted may be refused."""
         return any(index.checked for index in self.indexes)
+
+    def counts_singly(self, op: str) -> bool:
+        """Tell whether rows of an operation count one after the other and never as a whole: by a
+        unique index one may be refused for what another has, or has given up.
+        """
+        return op not in DELETES and self.may_refuse
+
+    def to_batches(self, op: str, rows: Sequence[Values]) -> Iterator[pa.RecordBatch]:
+        """Rows of one shape as batches, of which each may count as a whole: where they count one
+        after the other, no two of a batch have a key in common, or values that are to be unique.
+        """
+        checked = [each for each in self.indexes if each.checked] if self.counts_singly(op) else []
+        taken: list[Callable[[Values], Values]] = [
+            self.key_of,
+            *(tuple_getter(each.positions) for each in checked),
+        ]
+        begin, seen = 0, set[Any]()
+        for at, row in enumerate(rows if checked else ()):
+            marks = {(i, _known(of(row))) for i, of in enumerate(taken)}
+            marks -= {(i, None) for i in range(1, len(taken))}
+            if marks & seen:
+                yield to_batch(self.schema, rows[begin:at], op)
+                begin, seen = at, set()
+            seen |= marks
+        yield to_batch(self.schema, rows[begin:], op)
 
     def key(self, values: Values) -> bytes:
         """The encoded key of a key's values."""

@@ -65,7 +65,6 @@ from txnkv.tables import (
     WriteContext,
     staging,
     timed_out,
-    to_batch,
     write_buffer,
 )
 from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
@@ -333,7 +332,8 @@ class TxnContext:
         if not self.transactional:  # they may have waited while the table was altered
             now = self.instance.engine.row_writer(self.table_at_begin(writer.table))
             writer, rows = now, now.adapted(rows, op, writer)
-        if len(rows) <= write_buffer.FEW_ROWS:
+        singly = len(rows) > 1 and writer.counts_singly(op)
+        if singly or len(rows) <= write_buffer.FEW_ROWS:
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
@@ -343,8 +343,7 @@ class TxnContext:
                     if own.too_large:
                         self.settle_if_possible()
                     return outcome
-        batch = to_batch(writer.schema, rows, op)
-        return self.write_batches(writer.table, op, iter((batch,)))
+        return self.write_batches(writer.table, op, writer.to_batches(op, rows))
 
     def write_batches(
         self, table: TableInfo, op: str, batches: Iterator[pa.RecordBatch]

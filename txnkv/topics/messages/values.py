@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.core import cast, column_type, element_type, parse_type, type_name
+from txnkv.core import JSON, cast, column_type, element_type, parse_type, require_valid, type_name
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaError
 
@@ -274,7 +274,9 @@ class ValueCodec:
         if at < 0:
             return _repeated(self.defaults.get(field.name), field.type, n)
         array = batch.column(at)
-        return array if array.type == field.type else _cast(array, field)
+        require_valid(array, field.name)
+        narrow = array.type == JSON or pa.types.is_time(array.type)  # not all that Arrow takes
+        return array if array.type == field.type and not narrow else _cast(array, field)
 
     # -- out ---------------------------------------------------------------------------
 
