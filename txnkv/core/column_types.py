@@ -311,13 +311,14 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
 
 def require_valid(array: pa.Array, name: str) -> None:
     """Refuse what Arrow lets stand in its buffers, and no reader takes: texts that are no UTF-8,
-    decimals of too many digits, times that are not of a day, lists whose ends do not fit.
+    decimals of too many digits, lists whose ends do not fit, and times within lists and structs
+    that are not of a day; `cast` looks at those of a column itself.
 
     Raises:
         SchemaError: there is such a value.
     """
-    is_a, kind = pa.types, array.type
-    if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_boolean(kind):
+    kind = array.type
+    if pa.types.is_primitive(kind):
         return
     try:
         array.validate(full=True)
