@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,27 +46,22 @@ CASES: dict[str, tuple[list[Row], list[Step], list[Row], int]] = {
 }
 
 
-@pytest.fixture(params=["few", "many", "token", "locks"])
-def begin(request: pytest.FixtureRequest, client: txnkv.Client) -> Callable[[], Any]:
-    def begun() -> Any:
-        locking = "partition" if request.param == "locks" else "optimistic"
-        txn = client.new_transaction(locking=locking)  # type: ignore[arg-type]
-        if request.param == "token":
-            txn.serialize()
-        return txn
-
-    begun.many = request.param == "many"  # type: ignore[attr-defined]
-    return begun
+def begin(client: txnkv.Client, how: str) -> txnkv.Transaction:
+    options: dict[str, Any] = {"locking": "partition"} if how == "locks" else {}
+    txn = client.new_transaction(**options)
+    if how == "token":
+        txn.serialize()
+    return txn
 
 
-def outcome(client: txnkv.Client, begin: Any, rows: list[Row], steps: list[Step]) -> Any:
+def outcome(client: txnkv.Client, how: str, rows: list[Row], steps: list[Step]) -> Any:
     """What rows there are behind the steps of one flush, and how many of these were refused."""
     table = client.create_table("t", SCHEMA)
     for name in ("f", "s"):
         client.create_index(table, name, unique=True)
     for row in rows:
         table.insert(row)
-    with begin() as txn:
+    with begin(client, how) as txn:
         session = txn.new_session()
         for op, row in steps:
             getattr(session, op)(table, row)
@@ -79,21 +73,22 @@ def outcome(client: txnkv.Client, begin: Any, rows: list[Row], steps: list[Step]
         return [tuple(row.values()) for row in txn.scan(table, ordered=True)], refused
 
 
+@pytest.mark.parametrize("how", ["few", "many", "token", "locks"])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_count_one_after_the_other(client: txnkv.Client, begin: Any, case: str) -> None:
+def test_rows_count_one_after_the_other(client: txnkv.Client, how: str, case: str) -> None:
     rows, steps, wanted, refused = CASES[case]
-    if begin.many:
+    if how == "many":
         op = steps[0][0]
         steps = [*steps, *((op, {"k": 100 + i, "f": 100 + i}) for i in range(20))]
         if op != "update":
             wanted = [*wanted, *((100 + i, 100 + i, None) for i in range(20))]
         else:
             refused += 20
-    assert outcome(client, begin, rows, steps) == (wanted, refused)
+    assert outcome(client, how, rows, steps) == (wanted, refused)
 
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_a_value_is_not_taken_before_it_is_given_up(client: txnkv.Client, count: int) -> None:
     rows = [(i, i, None) for i in range(count)]
     steps = [("update", {"k": i, "f": (i + 1) % count}) for i in range(count)]
-    assert outcome(client, client.new_transaction, rows, steps) == (rows, count)
+    assert outcome(client, "many", rows, steps) == (rows, count)

@@ -42,6 +42,17 @@ def test_a_table(client: txnkv.Client, name: str) -> None:
     assert table.count() == 0
 
 
+def test_a_part_of_a_larger_array(client: txnkv.Client) -> None:
+    """What is wrong beside the rows that are written is none of theirs."""
+    good = listed(pa.array(["a"]))
+    rows = pa.table({"k": range(9), "v": pa.concat_arrays([*[good] * 8, WRONG["texts"]])})
+    table = client.create_table("t", txnkv.Schema({"k": "int64", "v": "list<string>?"}, ["k"]))
+    client.run(lambda txn: txn.write(table, rows[:3]))
+    with pytest.raises(txnkv.SchemaError, match="column 'v' is "):
+        client.run(lambda txn: txn.write(table, rows[6:]))
+    assert table.scan(ordered=True).to_arrow().column("v").to_pylist() == [["a"]] * 3
+
+
 def test_a_key(client: txnkv.Client) -> None:
     table = client.create_table("t", txnkv.Schema({"k": "string"}, ["k"]))
     with pytest.raises(txnkv.SchemaError, match="column 'k' is string: Invalid UTF8"):

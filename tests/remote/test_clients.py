@@ -63,14 +63,15 @@ def test_what_waits_goes_in_requests_of_a_bounded_size(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
     monkeypatch.setattr("txnkv.remote.remote_session._REQUEST_BYTES", 1 << 16)
-    client = remote()
+    client: Any = remote()
     sizes: list[int] = []
-    answers = client.channel._answers  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        client.channel,  # type: ignore[attr-defined]
-        "_answers",
-        lambda request: sizes.append(len(request)) or answers(request),
-    )
+    answers = client.channel._answers
+
+    def noted(request: bytes) -> Any:
+        sizes.append(len(request))
+        return answers(request)
+
+    monkeypatch.setattr(client.channel, "_answers", noted)
     table, topic = client.table("t"), client.topic("events")
     with client.transaction() as txn:
         for i in range(40):

@@ -95,15 +95,15 @@ def test_refused(
 
 
 def test_seconds_without_end(client: txnkv.Client) -> None:
-    seconds = {"retention_seconds": math.inf, "tombstone_seconds": math.inf}
-    topic = client.create_topic("t", cleanup="compact", segment_seconds=1e300, **seconds)  # type: ignore[arg-type]
+    seconds: dict[str, Any] = {"retention_seconds": math.inf, "tombstone_seconds": math.inf}
+    topic = client.create_topic("t", cleanup="compact", segment_seconds=1e300, **seconds)
     for _ in range(2):
         with client.transaction() as txn:
             txn.serialize()
             txn.send(topic, "v", key="k")
             txn.flush()
         client.compact()
-        topic.alter(**seconds)  # type: ignore[arg-type]
+        topic.alter(**seconds)
     assert [message.offset for message in topic.consumer().poll(timeout=0)] == [2]
     with pytest.raises(ValueError, match="segment_seconds is above 0, not nan"):
         client.create_topic("u", segment_seconds=math.nan)

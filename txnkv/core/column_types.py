@@ -255,14 +255,12 @@ def element_type(given: pa.DataType) -> pa.DataType:
 
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
     """Return True when values of one type may be ones of another without loss."""
-    if pa.types.is_null(source):
-        return True
     families = (_family(source), _family(target))
     if families[0] == families[1] and pa.types.is_nested(target):
         return all(castable(*pair) for pair in _children(source, target))
     if families == ("float", "float"):
         return bool(source.bit_width <= target.bit_width)
-    return families[0] == families[1] or families in _WIDENINGS
+    return pa.types.is_null(source) or families[0] == families[1] or families in _WIDENINGS
 
 
 def _children(
@@ -317,13 +315,16 @@ def require_valid(array: pa.Array, name: str) -> None:
     Raises:
         SchemaError: there is such a value.
     """
-    kind = array.type
-    if pa.types.is_primitive(kind):
+    if pa.types.is_primitive(array.type):
         return
     try:
+        array.validate()
+        if pa.types.is_nested(array.type) and 2 * array.nbytes < array.get_total_buffer_size():
+            # A small part of a large array: Arrow would look at all values that it lies among.
+            array = pa.concat_arrays([array, array[:0]])
         array.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SchemaError(f"column {name!r} is {type_name(kind)}: {error}") from None
+        raise SchemaError(f"column {name!r} is {type_name(array.type)}: {error}") from None
 
 
 def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
