@@ -434,3 +434,32 @@ def test_doubles_in_one_write(client: txnkv.Client, many: txnkv.Table, how: str)
     assert many.count() == 160
     assert session.write(many, rows(*keys, 300), op="insert_ignore").ignored == len(keys)
     assert many.count() == 161
+
+
+@pytest.mark.parametrize(
+    ("read", "error", "says"),
+    [
+        (lambda t: t.scan(limit="1"), TypeError, "limit is a number of rows, not '1'"),
+        (lambda t: t.scan(limit=1.5), TypeError, "limit is a number of rows, not 1.5"),
+        (lambda t: t.scan(5), TypeError, "columns is a list of names, .* not 5"),
+        (lambda t: t.scan("k"), TypeError, "columns is a list of names, .* not 'k'"),
+        (lambda t: t.scan([1]), txnkv.SchemaError, "there is no column 1"),
+        (lambda t: t.scan(where=[(None, "=", 1)]), txnkv.SchemaError, "there is no column None"),
+        (lambda t: t.scan(where=[("k", "in", 5)]), TypeError, "'in' takes a list of values, not 5"),
+        (
+            lambda t: t.scan(where=[("s", "in", "ab")]),
+            TypeError,
+            "takes a list of values, not 'ab'",
+        ),
+        (lambda t: t.get_many(5), TypeError, "keys is a list of keys, not 5"),
+        (lambda t: t.get_by(5, 1), TypeError, "columns is a name or a list of names, not 5"),
+    ],
+)
+def test_arguments_of_a_wrong_type(many: txnkv.Table, read: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        read(many)
+
+
+def test_keys_from_any_iterable(many: txnkv.Table) -> None:
+    for keys in ({5}, iter([5]), dict.fromkeys([5])):
+        assert same(many.get_many(keys), 5)

@@ -265,3 +265,35 @@ def test_durations_as_text(text: str, micros: int | None) -> None:
     for wrong in ("", "P", "PT", "1D", "P1H", "PT1.0000001S", "P1Y"):
         with pytest.raises(ValueError, match="is no duration, as P1DT2H"):
             core.duration_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "shown"),
+    [("date32", 2**31 - 1, "date32"), ("timestamp[us, tz=UTC]", -(2**62), "timestamp")],
+)
+def test_times_that_python_has_not(
+    client: txnkv.Client, kind: str, number: int, shown: str
+) -> None:
+    """They are read as Arrow; a row in Python is refused with the way to read it, and a key is
+    named by its number.
+    """
+    schema = txnkv.Schema({"id": kind, "v": kind + "?"}, primary_key=["id"])
+    table, of_schema = client.create_table("t", schema), schema.arrow
+    raw = pa.array([number], pa.int32() if kind == "date32" else pa.int64())
+    data = pa.table([raw.cast(field.type) for field in of_schema], schema=of_schema)
+    with client.transaction() as txn:
+        txn.write(table, data)
+    assert table.scan().to_arrow() == data
+    assert table.get_many([number]).columns == data.columns
+    with pytest.raises(OverflowError, match=f"{shown}.* {number} is outside .* read it as Arrow"):
+        table.get(number)
+    with pytest.raises(OverflowError, match="read it as Arrow"):
+        list(table.scan())
+    with (
+        pytest.raises(txnkv.RowErrors, match=f"key {number}: ") as refused,
+        client.transaction() as t,
+    ):
+        t.write(table, data)
+    assert refused.value.errors[0].key == number
+    table.delete(number)
+    assert table.count() == 0

@@ -37,7 +37,6 @@ from txnkv.topics import (
     KeySharedReader,
     LeaseReader,
     Message,
-    MessageId,
     Place,
     Standby,
     Start,
@@ -49,7 +48,14 @@ from txnkv.topics import (
     Waiting,
     deadline,
 )
-from txnkv.transaction import Acknowledged, Closing, Connection, Session, Transaction
+from txnkv.transaction import (
+    Acknowledged,
+    Closing,
+    Connection,
+    Session,
+    Transaction,
+    message_ids,
+)
 
 _log = logging.getLogger("txnkv")
 
@@ -373,6 +379,8 @@ class Subscription(Closing):
     def _acknowledge(self, how: str, message: Any, txn: Transaction | None) -> None:
         self._require_open()
         if txn is not None:
+            if not isinstance(txn, Transaction):
+                raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
             getattr(txn, how)(self, message)
             return
         with Session(self._connection, None, "manual", None) as session:
@@ -387,11 +395,12 @@ class Subscription(Closing):
         What is deleted, or acknowledged by an open transaction, is left alone.
 
         Raises:
+            OffsetOutOfRangeError: the topic has not the partition.
             TopicNotFoundError: the subscription was dropped, or its topic.
         """
         self._require_there()
-        named = [message] if isinstance(message, Message | MessageId) else list(message)
-        ids = [one.id if isinstance(one, Message) else MessageId(*one) for one in named]
+        ids = message_ids(message)
+        self.info.require_partitions(number for number, _ in ids)
         delay = self.info.redelivery_delay
         if isinstance(self._reader, LeaseReader):
             self._reader.nack(ids, delay)

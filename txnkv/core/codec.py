@@ -304,7 +304,7 @@ class KeyCodec:
         return b"".join(c.encode(value) for c, value in zip(codecs, values, strict=True))
 
     def decode_one(self, key: bytes) -> tuple[Any, ...]:
-        """The values of one key, as Python objects.
+        """The values of one key, as Python objects; dates and times that Python has not as numbers.
 
         Raises:
             CoreError: the bytes are no key of this codec.

@@ -63,8 +63,12 @@ class IntegerCodec:
         end = at + self.width
         if end > len(key):
             raise ValueError(f"{self.name} needs bytes [{at}, {end}) of {len(key)}")
-        number = int.from_bytes(key[at:end], "big")
-        return self.value(number - (1 << (8 * self.width - 1) if self.signed else 0)), end
+        raw = int.from_bytes(key[at:end], "big")
+        number = raw - (1 << (8 * self.width - 1) if self.signed else 0)
+        try:
+            return self.value(number), end
+        except OverflowError:
+            return number, end  # which a key of dates or times takes too
 
 
 class BoolCodec(IntegerCodec):
@@ -79,6 +83,13 @@ class BoolCodec(IntegerCodec):
         return number == 1
 
 
+def _nameless(codec: IntegerCodec, number: int) -> OverflowError:
+    return OverflowError(
+        f"{codec.name} {number} is outside of the years 1 to 9999, which Python cannot name: "
+        "read it as Arrow"
+    )
+
+
 class DateCodec(IntegerCodec):
     def number(self, value: Any) -> int:
         if isinstance(value, datetime):
@@ -88,7 +99,10 @@ class DateCodec(IntegerCodec):
         return index(value)
 
     def value(self, number: int) -> date:
-        return date.fromordinal(number + _UNIX_DAY)
+        try:
+            return date.fromordinal(number + _UNIX_DAY)
+        except (OverflowError, ValueError):
+            raise _nameless(self, number) from None
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,13 @@ class TimestampCodec(IntegerCodec):
         return (value - (_UNIX if self.zone is None else _UNIX_UTC)) // _MICROSECOND
 
     def value(self, number: int) -> datetime:
-        if self.zone is None:
-            return _UNIX + timedelta(0, 0, number)
-        moment = _UNIX_UTC + timedelta(0, 0, number)
-        return moment if self.zone is UTC else moment.astimezone(self.zone)
+        try:
+            if self.zone is None:
+                return _UNIX + timedelta(0, 0, number)
+            moment = _UNIX_UTC + timedelta(0, 0, number)
+            return moment if self.zone is UTC else moment.astimezone(self.zone)
+        except OverflowError:
+            raise _nameless(self, number) from None
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class Schema:
         Raises:
             SchemaError: there is no such column.
         """
-        position: int = self.arrow.get_field_index(name)
+        position: int = self.arrow.get_field_index(name) if isinstance(name, str) else -1
         if position < 0:
             raise SchemaError(f"there is no column {name!r}; there are {', '.join(self.columns)}")
         return position

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import apsw
 
 from txnkv.coordinator import one
-from txnkv.errors import TopicNotFoundError, UnavailableError
+from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError, UnavailableError
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
@@ -85,6 +86,13 @@ class SubscriptionInfo:
             if found[name] == getattr(SubscriptionInfo, name):
                 del found[name]
         return found
+
+    def require_partitions(self, numbers: Iterable[int]) -> None:
+        """Raise OffsetOutOfRangeError for a number that the topic has not."""
+        count = len(self.topic.partitions)
+        for number in numbers:
+            if not 0 <= number < count:
+                raise OffsetOutOfRangeError(f"{self} has partitions 0 to {count - 1}, not {number}")
 
     @property
     def reads_otherwise(self) -> bool:

@@ -29,6 +29,7 @@ from txnkv.transaction.connection import (
     Connection,
     Grid,
     Handle,
+    message_ids,
     require_time,
 )
 from txnkv.transaction.context import TxnContext

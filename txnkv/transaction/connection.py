@@ -332,18 +332,19 @@ def acks_of(
             f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
         )
     connection.require_own(subscription, found, "topic.subscribe(...)")
-    return found, _ids(message)
+    return found, message_ids(message)
 
 
-def _ids(message: Acknowledged) -> list[MessageId]:
+def message_ids(message: Acknowledged) -> list[MessageId]:
+    """The ids of messages, as `ack` and `nack` take them."""
     if isinstance(message, Message):
         return [message.id]
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
         if len(message) == 1:
-            return _ids(message[0])
-        return [one for some in message for one in _ids(some)]
+            return message_ids(message[0])
+        return [one for some in message for one in message_ids(some)]
     raise TypeError(
         "what is acknowledged is a Message, its MessageId or a list of them, not "
         f"{type(message).__name__}"

@@ -11,6 +11,7 @@ one. What is said of cumulative acks is not for shared subscriptions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,20 @@ def test_what_was_never_sent_is_not_acknowledged(acks: Acks) -> None:
     with pytest.raises(txnkv.OffsetOutOfRangeError):
         acks.sub.ack(MessageId(0, 1000), txn)
     txn.rollback()
+    for number in (1, -1):
+        with pytest.raises(txnkv.OffsetOutOfRangeError, match=f"partitions 0 to 0, not {number}"):
+            acks.sub.nack(MessageId(number, 0))
+
+
+def test_what_is_given_to_acknowledge_is_checked(acks: Acks) -> None:
+    sub: Any = acks.sub
+    for given in (5, None, [acks.messages[0], "x"]):
+        for take in (sub.ack, sub.nack):
+            with pytest.raises(TypeError, match="is a Message, its MessageId or a list of them"):
+                take(given)
+    with pytest.raises(TypeError, match="txn is a Transaction, not str"):
+        sub.ack(acks.messages[0], "A")
+    assert acks.left() == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_is_not_decided_is_not_acknowledged(acks: Acks) -> None:

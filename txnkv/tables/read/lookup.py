@@ -7,7 +7,7 @@ search by a view that was taken before goes layer by layer, and takes in what is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
@@ -96,6 +96,8 @@ def get_by(
         SchemaError: there is no index by these columns, or a value does not fit.
         HistoryExpiredError: the snapshot is older than the history.
     """
+    if not isinstance(columns, Iterable):
+        raise TypeError(f"columns is a name or a list of names, not {columns!r}")
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     writer, types = tables.row_writer(table), table.schema.columns
     index: TableIndex | None = None
@@ -284,8 +286,17 @@ def text_bytes(row: dict[str, Any]) -> int:
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as dicts, as `get` gives them."""
-    rows: list[dict[str, Any]] = batch.to_pylist()
+    """The rows of a batch as dicts, as `get` gives them.
+
+    Raises:
+        OverflowError: a date or time is none that Python has.
+    """
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except OverflowError as error:
+        raise OverflowError(
+            f"a date or time that Python cannot name ({error}): read it as Arrow"
+        ) from None
     for field in batch.schema:
         if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
             name = field.name
@@ -348,6 +359,8 @@ def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
             return [at_once]
     if isinstance(keys, pa.Array):
         keys = keys.to_pylist()
+    if not isinstance(keys, Iterable):
+        raise TypeError(f"keys is a list of keys, not {keys!r}")
     rows = [key_values(schema, key) for key in keys]
     return [
         column_array(name, schema.columns[name].type, [row[i] for row in rows])
@@ -360,7 +373,7 @@ def _as_array(kind: pa.DataType, keys: Sequence[Any]) -> pa.Array | None:
     if isinstance(keys, pa.Array):
         return keys if keys.type == kind and keys.null_count == 0 else None
     plain = int if pa.types.is_integer(kind) else str if pa.types.is_string(kind) else None
-    if set(map(type, keys)) != {plain}:
+    if not isinstance(keys, Sequence) or set(map(type, keys)) != {plain}:
         return None
     try:
         return pa.array(keys, kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeAlias
@@ -311,7 +311,7 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     elif op in _COMPARE and _fits(kind, entry[2]):
         return Predicate(name, op, kind, (entry[2],))
     else:
-        given = list(entry[2]) if op == "in" else [entry[2]]
+        given = _several(entry) if op == "in" else [entry[2]]
         if op != "in" and given[0] is None:
             raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
         values = column_array(name, kind, [value for value in given if value is not None])
@@ -321,6 +321,13 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
             "it"
         )
     return Predicate(name, op, kind, values)
+
+
+def _several(entry: Sequence[Any]) -> list[Any]:
+    values = entry[2]
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{tuple(entry)!r}: 'in' takes a list of values, not {values!r}")
+    return list(values)
 
 
 _BOUNDS: Final = {

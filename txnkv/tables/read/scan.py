@@ -14,7 +14,7 @@ from being removed when a flush or a compaction has replaced them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -359,10 +359,13 @@ def request(
 
     Raises:
         SchemaError: a column or operator is unknown, or a constant does not fit.
+        TypeError: an argument is of another type.
         ValueError: `limit` is negative.
     """
-    if isinstance(columns, str):
-        raise TypeError(f"columns is a list of names, as [{columns!r}]")
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
+    if not isinstance(limit, int | None):
+        raise TypeError(f"limit is a number of rows, not {limit!r}")
     names = tuple(table.schema.names if columns is None else columns)
     for name in names:
         table.schema.position(name)

@@ -537,12 +537,9 @@ def _by_partition(
     if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
         number, offset = ids[0]
         return {number: [offset]}
+    info.require_partitions(number for number, _ in ids)
     found: dict[int, set[int]] = {}
     for number, offset in ids:
-        if not 0 <= number < len(info.topic.partitions):
-            raise OffsetOutOfRangeError(
-                f"{info} has partitions 0 to {len(info.topic.partitions) - 1}, not {number}"
-            )
         found.setdefault(number, set()).add(offset)
     if cumulative:
         return {number: [max(offsets)] for number, offsets in found.items()}
