@@ -51,6 +51,7 @@ from txnkv.core.column_types import (
     may_be_key,
     parse_type,
     require_valid,
+    require_valid_columns,
     split_outside,
     storage_type,
     type_name,

@@ -160,7 +160,10 @@ def _call(name: str, of: Any, method: Method, made: Any, by: str) -> Callable[..
             given.arguments.pop("progress", None)  # who has none of a server
             _, *rest = given.args
             if method.names:  # of the handle, where one is given
-                rest[:1] = [getattr(each, "name", each) for each in rest[:1]]
+                rest[:1] = [
+                    each if isinstance(each, str) else getattr(each, "name", each)
+                    for each in rest[:1]
+                ]
             args, named = tuple(rest), given.kwargs
         found = getattr(self, by)(name, *args, **named)
         return found if made is None else made(self._connection, found)

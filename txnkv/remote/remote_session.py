@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Final, get_args
 
 import pyarrow as pa
 
 from txnkv.coordinator import TxnId
-from txnkv.core import slices_of
+from txnkv.core import require_valid_columns, slices_of
 from txnkv.errors import (
     ClosedError,
     InvalidTxnStateError,
@@ -59,7 +58,9 @@ def _require_mode(mode: str) -> None:
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches that a message holds, the next of which is on its way while one is written."""
-    return chain.from_iterable(slices_of(each, each.num_rows, _BATCH_BYTES) for each in batches)
+    for batch in batches:
+        require_valid_columns(batch)
+        yield from slices_of(batch, batch.num_rows, _BATCH_BYTES)
 
 
 class Changes:
@@ -221,12 +222,18 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("write")
         found = self._table_of(table)
         schema, batches = arrow_input.open_stream(data)
-        return self._data("write", found, schema, batches, data, op)
+        return self._put_data("write", found, schema, batches, data, op)
 
     def send_batch(self, topic: Any, data: Any) -> WriteResult:
         self._require_open("send")
         schema, batches = arrow_input.open_stream(data)
-        return self._data("send_batch", self._topic_of(topic), schema, batches, data)
+        return self._put_data("send_batch", self._topic_of(topic), schema, batches, data)
+
+    def _put_data(self, name: str, *of: Any) -> WriteResult:
+        try:
+            return self._data(name, *of)
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(f"{name}: Arrow does not send data of this type: {error}") from None
 
     def _data(
         self, name: str, to: Any, schema: pa.Schema, batches: Any, data: Any, *more: Any
@@ -234,7 +241,7 @@ class RemoteSession(RemoteHandle, Session):
         small = isinstance(data, pa.Table | pa.RecordBatch) and data.nbytes <= _SMALL_BYTES
         found: WriteResult
         if small:
-            table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+            table = pa.Table.from_batches(batches, schema)
             return self._request(Call(self.twin, self, name, (to, table, *more)))  # type: ignore[no-any-return]
         if self._changes.count:
             self._request()

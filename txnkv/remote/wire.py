@@ -18,7 +18,7 @@ handles into names and back.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -32,7 +32,7 @@ from txnkv import errors
 from txnkv.client import CheckReport, CompactReport, DiffToken, Index, TxnInfo
 from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.core import compute as pc
-from txnkv.core import wire_pack, wire_unpack
+from txnkv.core import require_valid_columns, wire_pack, wire_unpack
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     RowError,
@@ -157,8 +157,13 @@ def _tagged(value: Any) -> Tagged:
     if name in _CLASSES and type(value) is _CLASSES[name]:
         return _members(name, value)
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return ["v", value.tolist()]
-    if isinstance(value, Sequence | set | frozenset):
+        found = value.tolist()
+        if value.dtype.kind in "mM" and isinstance(found, int):  # of nanoseconds, or of long ago
+            return _scalar(pa.scalar(value))
+        if value.dtype.kind in "mM" and value.ndim == 1:
+            return _array(pa.array(value))
+        return ["v", found]
+    if isinstance(value, Collection):
         return ["v", list(value)]
     if is_dataclass(value):  # a row
         return ["v", {each.name: getattr(value, each.name) for each in fields(value)}]
@@ -177,7 +182,16 @@ def _tuple(value: tuple[Any, ...]) -> Tagged:
     return _members(name, value) if name in _CLASSES else ["t", list(value)]
 
 
+def _scalar(value: pa.Scalar) -> Tagged:
+    return ["as", _arrow(pa.table([pa.repeat(value, 1)], [""]))[1]]
+
+
+def _array(value: pa.Array | pa.ChunkedArray) -> Tagged:
+    return ["aa", _arrow(pa.table([value], [""]))[1]]
+
+
 def _arrow(value: Any) -> Tagged:
+    require_valid_columns(value)
     is_batch = isinstance(value, pa.RecordBatch)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, value.schema) as writer:
@@ -196,14 +210,14 @@ def _told(error: BaseException) -> Tagged:
         more["rows"] = [error.errors, error.count, error.txn_id, error.rolled_back]
     elif isinstance(error, CommitOutcomeUnknownError):
         more["txn_id"] = int(error.txn_id)
-    elif isinstance(error, OSError) and not isinstance(error, TxnkvError):
+    elif isinstance(error, OSError) and error.errno is not None:
         more["os"] = [error.errno, error.strerror]
     return ["e", [name, text, more]]
 
 
 _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     (tuple, _tuple),
-    (str, lambda value: ["v", str(value)]),
+    (str, lambda value: ["v", str.__str__(value)]),  # `str` of an Enum is its name
     (float, lambda value: ["v", float(value)]),
     (Encoded, lambda value: ["enc", bytes(value)]),
     ((bytes, bytearray, memoryview), lambda value: ["v", bytes(value)]),
@@ -219,8 +233,8 @@ _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     ((pa.RecordBatch, pa.Table), _arrow),
     (pa.Schema, lambda value: ["sc", value.serialize().to_pybytes()]),
     (pa.DataType, lambda value: ["ty", pa.schema([("", value)]).serialize().to_pybytes()]),
-    (pa.Scalar, lambda value: ["v", value.as_py()]),
-    ((pa.Array, pa.ChunkedArray), lambda value: ["v", value.to_pylist()]),
+    (pa.Scalar, _scalar),
+    ((pa.Array, pa.ChunkedArray), _array),
     (Schema, lambda value: ["schema", value.to_json()]),
     (TxnToken, lambda value: ["token", bytes(value)]),
     (type(arrow_input.MISSING), lambda _: ["?", 0]),
@@ -263,7 +277,8 @@ def _bytes(content: Any) -> bytes:
 def _table(content: Any) -> pa.Table:
     with pa.ipc.open_stream(_bytes(content)) as reader:
         found = reader.read_all()
-    found.validate(full=True)  # offsets of anybody's point nowhere else
+    found.validate()
+    require_valid_columns(found)  # offsets of anybody's point nowhere else
     return found
 
 
@@ -295,6 +310,8 @@ _UP: Final[dict[str, Callable[[Any], Any]]] = {
     "td": lambda parts: timedelta(*parts),
     "u": UUID,
     "n": Decimal,
+    "as": lambda content: _table(content).column(0)[0],
+    "aa": lambda content: _table(content).column(0).combine_chunks(),
     "rb": _batch,
     "tb": _table,
     "sc": _schema,

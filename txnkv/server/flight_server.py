@@ -26,6 +26,7 @@ import pyarrow.flight as fl
 
 from txnkv.client import Client
 from txnkv.client import connect as connect_here
+from txnkv.core import require_valid_columns
 from txnkv.errors import (
     AuthenticationError,
     NotSupportedError,
@@ -330,7 +331,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             raise ValueError(
                 f"a batch of more than {self._limits.message_bytes:,} bytes: send smaller ones"
             )
-        chunk.data.validate(full=True)
+        chunk.data.validate()
+        require_valid_columns(chunk.data)
         return chunk.data
 
     def _of_anybody(self, user: User, data: bytes) -> Any:

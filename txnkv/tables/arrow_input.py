@@ -29,6 +29,34 @@ def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     Raises:
         TypeError: it has none.
     """
+    schema, batches = _opened(data)
+    views = [i for i, field in enumerate(schema) if _has_views(field.type)]
+    for i in views:
+        kind = pa.dictionary(
+            schema.field(i).type.index_type, _PLAIN[schema.field(i).type.value_type]
+        )
+        schema = schema.set(i, schema.field(i).with_type(kind))
+    return schema, (_without_views(batch, views, schema) for batch in batches) if views else batches
+
+
+_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+
+def _has_views(kind: pa.DataType) -> bool:
+    """Tell whether a type is that of polars' categories, which Arrow neither reads nor sends."""
+    return pa.types.is_dictionary(kind) and kind.value_type in _PLAIN
+
+
+def _without_views(batch: pa.RecordBatch, views: Sequence[int], to: pa.Schema) -> pa.RecordBatch:
+    columns = batch.columns
+    for i in views:
+        array, kind = columns[i], to.field(i).type
+        values = array.dictionary.cast(kind.value_type)
+        columns[i] = pa.DictionaryArray.from_arrays(array.indices, values)
+    return pa.RecordBatch.from_arrays(columns, schema=to)
+
+
+def _opened(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     if isinstance(data, pa.RecordBatch):
         return data.schema, iter([data])
     if isinstance(data, pa.Table):

@@ -285,12 +285,9 @@ class Schema:
                 raise SchemaError(f"key column {name!r} cannot be nullable: leave out its '?'")
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Schema)
-            and self.columns == other.columns
-            and list(self.columns) == list(other.columns)
-            and self.primary_key == other.primary_key
-        )
+        if not isinstance(other, Schema) or self.primary_key != other.primary_key:
+            return False
+        return list(self.columns.items()) == list(other.columns.items())
 
     def __hash__(self) -> int:
         return hash((tuple(self.columns), self.primary_key))
@@ -493,6 +490,8 @@ def _complaint(kind: pa.DataType) -> _Complaint | None:
         return _in_map(_complaint(kind.key_type), _complaint(kind.item_type))
     if is_a.is_struct(kind):
         return _in_struct({field.name: _complaint(field.type) for field in kind})
+    if is_a.is_floating(kind) or (is_a.is_list(kind) and is_a.is_floating(kind.value_type)):
+        return _too_large
     if is_a.is_list(kind):
         return _in_list(_complaint(kind.value_type))
     return None
@@ -547,6 +546,15 @@ def _with_zone(value: Any) -> str | None:
     return None
 
 
+def _too_large(value: Any) -> str | None:
+    """An unsigned number of numpy, or some, which pyarrow takes for signed ones."""
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind == "u" and value.size and value.max() >= 1 << 63:
+        return f"{value!r} is too large: a float has not all its digits"
+    kinds = set(map(type, value)) if isinstance(value, list | tuple) else ()
+    return _first(map(_too_large, value)) if any(hasattr(T, "dtype") for T in kinds) else None
+
+
 def _first(found: Iterable[str | None]) -> str | None:
     return next((wrong for wrong in found if wrong is not None), None)
 
@@ -556,9 +564,8 @@ def _in_list(complaint: _Complaint | None) -> _Complaint | None:
         return None
 
     def look(values: Any) -> str | None:
-        if not isinstance(values, Iterable):
-            return None  # pyarrow says what it is
-        return _first(complaint(value) for value in values if value is not None)
+        there = values if isinstance(values, Iterable) else ()  # pyarrow says what else it is
+        return _first(complaint(value) for value in there if value is not None)
 
     return look
 
