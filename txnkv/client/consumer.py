@@ -219,7 +219,7 @@ class Consumer(Closing):
 
     def unpoll(self) -> None:
         """Undo the last `poll` or `poll_batch`: the next one gives its messages again."""
-        self._again, self._given = self._given, []
+        self._again, self._given = self._given + self._again, []
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on elsewhere. The next `poll` says when there is nothing at this offset.
@@ -233,6 +233,7 @@ class Consumer(Closing):
             self._return_what_was_lost()
         self._reader(partition).seek(offset)
         self._again = [part for part in self._again if part[0] != partition]
+        self._given = [part for part in self._given if part[0] != partition]
         if self._whole is not None:
             self._whole.restart()
 

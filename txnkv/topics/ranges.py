@@ -9,7 +9,8 @@ offsets it has.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 
 class Ranges:
@@ -163,3 +164,31 @@ def in_the_way(mark: int, deleted: Ranges, more: Ranges, gaps: Ranges) -> list[t
             mark = behind
         elif mark == before:
             return found
+
+
+Held = dict[int, Ranges]
+"""Offsets by partition id."""
+
+
+@dataclass
+class Acked:
+    """Messages of one subscription that one transaction acknowledges.
+
+    Attributes:
+        held: individual ones, by partition id.
+        positions: cumulative ones, by partition id: all below.
+    """
+
+    held: Held = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+
+    def ranges(self, partition_id: int) -> Ranges:
+        """The individual ones of a partition, to be added to."""
+        return self.held.setdefault(partition_id, Ranges())
+
+    def whole(self, mark: Callable[[int], int]) -> Held:
+        """All of them: a position as the range below it, from the cursor's mark on."""
+        found = {partition_id: Ranges(ranges) for partition_id, ranges in self.held.items()}
+        for partition_id, position in self.positions.items():
+            found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
+        return found

@@ -135,6 +135,38 @@ def test_two_processes_have_one_message_and_one_commits(
     assert acks.left() == [0, 2, 3, 4, 5]
 
 
+ALL_BY_TOKEN = BY_TOKEN.replace("joined.ack(", "joined.ack_cumulative(")
+
+
+@pytest.mark.parametrize("kind", ["small", "stored", "plain"])
+def test_a_cumulative_ack_is_none_of_what_came_back_and_was_not_received_since(
+    client: txnkv.Client, elsewhere: Callable[..., Any], kind: str
+) -> None:
+    """A worker was killed with acks in a transaction; who followed deleted its messages with the
+    later ones, and nobody had their effects.
+    """
+    acks = Acks(client, "exclusive", "small")
+    dead = client.new_transaction()
+    elsewhere(ALL_BY_TOKEN, token=str(dead.serialize()), info=acks.sub.info, id=acks.messages[1].id)
+    dead.rollback()
+    if kind == "plain":
+        acks.ack_to(3)
+        assert acks.delivered() == [0, 1]
+    else:
+        txn = client.new_transaction()
+        if kind == "stored":
+            txn.serialize()
+        with pytest.raises(txnkv.AckConflictError, match="message 0:0 came back from another"):
+            acks.ack_to(3, txn)
+        assert txn.state is txnkv.TxnState.ABORTED
+        assert acks.delivered() == [0, 1, 2, 3]
+    with client.transaction() as again:
+        if kind == "stored":
+            again.serialize()
+        acks.ack_to(4, again)
+    assert acks.left() == [5]
+
+
 def test_a_consumer_closes_over_an_ack_that_another_process_has(
     client: txnkv.Client, elsewhere: Callable[..., Any]
 ) -> None:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -33,13 +33,10 @@ from txnkv.errors import ClosedError
 from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded_unless
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
-from txnkv.topics.ranges import Ranges, in_the_way
+from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, conflict, refuse
+from txnkv.topics.ranges import Acked, Held, Ranges, in_the_way
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
-
-Held = dict[int, Ranges]
-"""Offsets by partition id."""
 
 _GONE = -2
 """Stands for the version of a subscription that was dropped."""
@@ -53,30 +50,6 @@ _ELSEWHERE = 0
 
 _MANY = 100
 """Rows of what came back that status.db may keep although they were read."""
-
-
-@dataclass
-class Acked:
-    """Messages of one subscription that one transaction acknowledges.
-
-    Attributes:
-        held: individual ones, by partition id.
-        positions: cumulative ones, by partition id: all below.
-    """
-
-    held: Held = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-
-    def ranges(self, partition_id: int) -> Ranges:
-        """The individual ones of a partition, to be added to."""
-        return self.held.setdefault(partition_id, Ranges())
-
-    def whole(self, mark: Callable[[int], int]) -> Held:
-        """All of them: a position as the range below it, from the cursor's mark on."""
-        found = {partition_id: Ranges(ranges) for partition_id, ranges in self.held.items()}
-        for partition_id, position in self.positions.items():
-            found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
-        return found
 
 
 class _Found(NamedTuple):
@@ -115,9 +88,10 @@ class Exclusive:
         self.redelivered: dict[int, dict[int, int]] = {}
         self.pending: Held = {}
         self._positions: dict[int, tuple[object, int]] = {}
-        self._foreign: Held = {}
         self._holds: dict[int, Held] = {}
+        self._foreign: Held = {}
         self._back: Held = {}
+        self._unseen: Held = {}  # came back from transactions in status.db, not given since
         self._later: list[tuple[int, int, int]] = []
         self._when: dict[tuple[int, int], int] = {}  # of each in `_later` that counts
         self.look()
@@ -162,11 +136,6 @@ class Exclusive:
         return _GONE if found is None else int(found[0])
 
     def _read(self, cur: apsw.Cursor) -> _Found:
-        returned: list[Any] = cur.execute(
-            "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
-            "AND id > ? ORDER BY id",
-            (self.info.id, self._returned),
-        ).fetchall()
         cursors = ack_rows.load_cursors(cur, self.info.id)
         topic = self.info.topic
         if len(cursors) > len(topic.partitions):
@@ -175,8 +144,21 @@ class Exclusive:
             topic,
             cursors,
             ack_rows.pending(cur, self._store, self.info.id),
-            returned,
+            self._read_returned(cur),
         )
+
+    def _read_returned(self, cur: apsw.Cursor) -> list[Any]:
+        return cur.execute(
+            "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
+            "AND id > ? ORDER BY id",
+            (self.info.id, self._returned),
+        ).fetchall()
+
+    def look_for_returned(self, cur: apsw.Cursor) -> None:
+        """See what came back since the last look, inside of a write to status.db."""
+        found = self._read_returned(cur)
+        with self.lock:
+            self._adopt_returned(found)
 
     def _adopt(self, found: _Found) -> None:
         if found.topic is not self.info.topic:
@@ -195,11 +177,17 @@ class Exclusive:
         for id, first, last, txn_id in found.pending:
             into = self._foreign if txn_id > 0 else self._holds[_ELSEWHERE]
             into.setdefault(id, Ranges()).add(first, last)
-        for row, id, first, last in found.returned:
+        self._adopt_returned(found.returned)
+
+    def _adopt_returned(self, found: list[Any]) -> None:
+        for row, id, first, last in found:
+            if id not in self._back:
+                return  # the next look knows the partition
             if row > self._returned:
                 self._returned = row
                 self._kept += 1
                 self._back[id].add(first, last)
+                self._unseen.setdefault(id, Ranges()).add(first, last)
 
     def prune(self) -> None:
         """Have status.db forget what came back and is here, when it has become much."""
@@ -274,10 +262,20 @@ class Exclusive:
             self._later and self._later[0][0] <= clock.monotonic_micros()
         )
 
-    def put_back(self, partition_id: int, first: int, last: int) -> None:
-        """Put back what is left of a range that `next_back` gave."""
+    def seen(self, partition_id: int, first: int, last: int) -> None:
+        """Take note that what is in [first, last) was given."""
         with self.lock:
-            self._back[partition_id].add(first, last)
+            self._unseen.setdefault(partition_id, Ranges()).remove(first, last)
+
+    def unseen(self, partition_id: int, below: int) -> Ranges:
+        """Ranges that came back from another transaction, and were not given since."""
+        if not self._unseen.get(partition_id):
+            return NONE
+        with self.lock:
+            found = Ranges(self._unseen[partition_id])
+            found.remove(0, self.cursors[partition_id].mark)
+            found.remove(below, _ALL)
+            return found.minus(self.cursors[partition_id].deleted)
 
     def mark(self, partition_id: int) -> int:
         """Return the offset below which all is deleted."""
@@ -309,6 +307,17 @@ class Exclusive:
         with self.lock:
             refuse(self.info, number, wanted, self._taken(partition_id))
 
+    def require_seen(self, number: int, below: int) -> None:
+        """Refuse a cumulative ack of what came back and was not given since, with AckConflictError:
+        it is given again, with all behind it.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            for first, _ in self.unseen(partition_id, below):
+                self._back[partition_id].add(first, below)
+                why = "came back from another transaction, and was not received since"
+                raise conflict(self.info, number, first, why)
+
     def _taken(self, partition_id: int) -> dict[str, Ranges]:
         position = self._position(partition_id)
         below = Ranges([(0, position)]) if position else NONE
@@ -335,6 +344,7 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
+            self.require_seen(number, offset + 1)
             others, mine = self.pending[partition_id].minus(own), Ranges(own)
             by, position = self._positions.get(partition_id, (owner, 0))
             (mine if by is owner else others).add(0, position)
@@ -360,6 +370,7 @@ class Exclusive:
         """Nothing of a partition was delivered yet: its cursor was moved."""
         with self.lock:
             self._back[partition_id] = Ranges()
+            self._unseen.pop(partition_id, None)
             self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
             self.redelivered[partition_id] = {}
 

@@ -461,7 +461,7 @@ class ExclusiveReader(DeliveryReader):
         if source is None:
             return
         state = self._state
-        first = max(first, state.cursors[id].mark)
+        begin = first = max(first, state.cursors[id].mark)
         try:
             for message in source.again(first, last):
                 if self._full(most):
@@ -473,8 +473,9 @@ class ExclusiveReader(DeliveryReader):
                     self._add(Delivery(message, before))
             first = last
         finally:
+            state.seen(id, begin, first)
             if first < last:
-                state.put_back(id, first, last)
+                state.give_back(id, first, last)
 
 
 def share_of(max_bytes: int, partitions: int) -> int:

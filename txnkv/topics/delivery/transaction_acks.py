@@ -214,6 +214,9 @@ class TransactionAcks:
             if self._stored:
                 status_table.join(cur, txn_id, KIND, [info.id], "acknowledge")
             for number, ranges in wanted.items():
+                if cumulative and local is not None:
+                    local.look_for_returned(cur)
+                    local.require_seen(number, ranges.end)
                 ack_rows.refuse_by_rows(
                     cur, self._store, info, number, txn_id, ranges,
                     cumulative=cumulative, again=again,
@@ -303,11 +306,16 @@ class TransactionAcks:
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info = acks.info
+        state = None if info.leased else self._topics.local.exclusive(info.id, self)
         wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
+        if state is not None and acks.positions:
+            state.look_for_returned(cur)
+            for id, position in acks.positions.items():
+                named = acks.held.get(id, Ranges())
+                wanted[id].difference_update(state.unseen(id, position).minus(named))
         for row in ack_rows.pending(cur, self._store, info.id):
             if row.txn_id > 0 and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
-        state = None if info.leased else self._topics.local.exclusive(info.id, self)
         acks.state = state
         if state is not None:
             wanted = state.take_plain(wanted)

@@ -1,0 +1,50 @@
+"""Messages that a consumer gave and takes back, as of cancelled calls: they come again, once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.topics.reading_tools import drained
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["offset", "commit", "serializable", "group"])
+def test_what_is_taken_back_is_given_again(client: txnkv.Client, kind: Any, seed: int) -> None:
+    """Polls of any size, undone or not, and seeks, beside a model: from where on is it given."""
+    counts, chosen = (17, 9), random.Random(seed)
+    topic = client.create_topic("events", partitions=2)
+    with client.transaction() as txn:
+        for number, count in enumerate(counts):
+            for _ in range(count):
+                txn.send(topic, b"", partition=number)
+    consumer: Any = {
+        "group": lambda: client.consumer(topic, group="g"),
+        "serializable": lambda: topic.consumer("serializable"),
+    }.get(kind, lambda: topic.consumer(order=kind))()
+    at, before = [0, 0], [0, 0]
+    with consumer:
+        consumer.poll(max_messages=5, timeout=0)
+        consumer.unpoll()
+        for _ in range(60):
+            step, number = chosen.random(), chosen.randrange(2)
+            if step < 0.3:
+                consumer.unpoll()
+                at = list(before)
+            elif step < 0.4 and kind != "serializable":
+                at[number] = before[number] = chosen.randrange(counts[number])
+                consumer.seek(number, at[number])
+            else:
+                before = list(at)
+                for message in consumer.poll(max_messages=chosen.randint(1, 12), timeout=0):
+                    assert message.offset == at[message.partition]
+                    at[message.partition] += 1
+            if kind in ("offset", "group"):  # others go on behind whole transactions
+                # A marker stands behind the messages.
+                known = [consumer.position(n) for n in (0, 1)]
+                assert [min(*pair) for pair in zip(known, counts, strict=True)] == at
+        left = sum(counts) - sum(at)
+        assert len(drained(consumer)) == left
