@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -300,6 +301,58 @@ def test_a_side_log_topic_is_truncated_with_the_source(
     copy(source, dest)
     assert values(dest, TOPIC) == values(client, TOPIC)
     assert raw(dest, TOPIC) == raw(client, TOPIC)
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+@pytest.mark.parametrize("behind", [0, 1, 6])
+def test_it_begins_within_a_batch(
+    dest: txnkv.Client, client: txnkv.Client, buffer: Any, behind: int
+) -> None:
+    """The source was truncated there: the copy could not be made, or not go on. It may have what is
+    before the batch, or another log at its offsets.
+    """
+    topic = client.create_topic(TOPIC, buffer=buffer)
+    for _ in range(behind):
+        with client.transaction() as txn:
+            txn.send(topic, b"before")
+    if behind:
+        replicate(client, dest)
+    if behind == 6:
+        topic.truncate(after=0)
+    for _ in range(2):
+        with client.transaction() as txn:
+            txn.send_batch(topic, pa.table({"value": [b"a"] * 5}))
+    start = topic.end_offsets()[0] - (8 if buffer == "marker" else 7)
+    topic.truncate(start)
+    for _ in range(2):
+        replicate(client, dest)
+        assert values(dest, TOPIC) == values(client, TOPIC)
+        assert raw(dest, TOPIC) == raw(client, TOPIC)
+        copied = partitions(dest, TOPIC)[0]
+        with copied.environment.read() as txn:
+            assert copied.log.start(txn) == start
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_its_source_is_truncated_twice_at_one_place(
+    dest: txnkv.Client, client: txnkv.Client, buffer: Any
+) -> None:
+    """The offsets that are given to nobody any more are one filler, which had become longer."""
+    source = Writer(client, TOPIC, buffer=buffer)
+    topic = client.topic(TOPIC)
+    for i in range(5):
+        source.small(f"{i}")
+    topic.truncate(after=2)
+    copy(source, dest)
+    for i in range(2):
+        source.small(f"lost {i}")
+    topic.truncate(after=2)
+    for i in range(3):
+        source.small(f"new {i}")
+    for _ in range(2):
+        copy(source, dest)
+        assert values(dest, TOPIC) == values(client, TOPIC)
+        assert raw(dest, TOPIC) == raw(client, TOPIC)
 
 
 @pytest.mark.parametrize("buffer", ["marker", "sidecar"])

@@ -88,7 +88,7 @@ class Follower:
         with self._copy.environment.read() as txn:
             start, end = self._copy.log.start(txn), self._copy.log.end(txn)
         if end < there.start:  # what is between was given up before it was copied
-            self._begin_at(there.start)
+            self._begin_anew(there.start, end)
             return
         common = self._common_end(there.start, start, min(end, there.high_watermark), end)
         if common < end:
@@ -130,7 +130,7 @@ class Follower:
             if own[0].next_offset > high:  # the source ends inside of it
                 high = own[0].base_offset
                 continue
-            if own[0].base_offset < least or self._same(own):
+            if own[0].base_offset < least or (self._same(own) and self._cut_at(high)):
                 return high
             high = own[0].base_offset
         return max(high, start)
@@ -142,7 +142,15 @@ class Follower:
             return theirs[: header.length] == batch
         # Compaction cuts its batches anew; but of one commit they stay, at its offsets.
         other = walk(theirs)[0][1]
-        return (header.txn_id, header.commit_ts) == (other.txn_id, other.commit_ts)
+        one, two = ((each.txn_id, each.commit_ts, each.is_control) for each in (header, other))
+        return one == two
+
+    def _cut_at(self, offset: int) -> bool:
+        """Tell whether a batch of the source begins there, or none does yet: a filler of a copy
+        may be the beginning of a longer one.
+        """
+        theirs = self._fetch(offset, _ONE).records
+        return not theirs or walk(theirs)[0][1].base_offset >= offset
 
     def _own_batch(self, offset: int) -> tuple[BatchHeader, bytes]:
         with self._copy.environment.read() as txn:
@@ -170,9 +178,21 @@ class Follower:
         if retention.give_up(self._topics, self._copy, offset, may_go):
             fault_point("follow.cut")
 
-    def _begin_at(self, offset: int) -> None:
+    def _begin_anew(self, start: int, end: int) -> None:
+        """Begin at an offset of the source, with the batch that it lies in. `end` is the copy's."""
+        found = self._fetch(start, _ONE).records
+        base = min(walk(found)[0][1].base_offset, start) if found else start
+        if base < end:  # what it has there is of a log that was truncated since
+            self._truncate(base)
+        first = whole(found) if base < start else b""
+        self._agree_on_values()
+        declare_places(self._topics.store, first)
+
         def begin(txn: lmdb.Transaction) -> None:
-            self._copy.log.advance_start(txn, offset)
+            self._copy.log.advance_start(txn, base)
+            if first:
+                self._copy.log.put(txn, [first])
+                self._copy.log.advance_start(txn, start)
 
         self._copy.environment.write(begin)
         fault_point("follow.cut")
