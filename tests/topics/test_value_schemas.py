@@ -268,9 +268,10 @@ def test_rows_of_nothing_but_nulls_are_no_values_whatever_has_a_default(
         txn.send(loose, {"a": None})
         txn.send(loose, {"a": 1})
         txn.send(loose, (None, 7))
+        txn.send(loose, {})
     with loose.consumer() as consumer:
         values = [message.value for message in consumer.poll(timeout=0)]
-    assert values == [None, {"a": 1, "n": 7}, {"a": None, "n": 7}]
+    assert values == [None, {"a": 1, "n": 7}, {"a": None, "n": 7}, {"a": None, "n": 7}]
 
 
 def test_a_message_in_hand_is_read_by_the_schema_of_its_time(

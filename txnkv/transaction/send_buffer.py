@@ -362,7 +362,7 @@ class _Columns(Schema):
 
 
 def _is_nothing(row: Mapping[str, Any]) -> bool:
-    return all(value is None for value in row.values())
+    return bool(row) and all(value is None for value in row.values())
 
 
 @lru_cache(maxsize=256)
