@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -458,6 +459,11 @@ def test_doubles_in_one_write(client: txnkv.Client, many: txnkv.Table, how: str)
 def test_arguments_of_a_wrong_type(many: txnkv.Table, read: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
         read(many)
+
+
+def test_a_limit_of_numpy(many: txnkv.Table) -> None:
+    assert many.scan(limit=np.int64(3)).to_arrow().num_rows == 3
+    assert len(list(many.scan(where=[("k", "<", 9)], limit=np.uint8(3)))) == 3
 
 
 def test_keys_from_any_iterable(many: txnkv.Table) -> None:

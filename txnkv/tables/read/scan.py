@@ -362,9 +362,9 @@ def request(
         TypeError: an argument is of another type.
         ValueError: `limit` is negative.
     """
-    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
-    if not isinstance(limit, int | None):
+    if limit is not None and not hasattr(limit, "__index__"):
         raise TypeError(f"limit is a number of rows, not {limit!r}")
     names = tuple(table.schema.names if columns is None else columns)
     for name in names:
