@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -81,6 +82,13 @@ def test_a_value_comes_back(
 
 
 REFUSED: list[tuple[str, Any, str]] = [
+    ("date32", np.float32(1.5), "is a float32"),
+    ("date32", np.True_, "is a bool"),
+    ("float64", np.uint64(2**64 - 1), "is too large"),
+    ("list<float32>", [1.0, np.uint64(2**63)], "is too large"),
+    ("list<float64>", np.array([1, 2**64 - 1], np.uint64), "is too large"),
+    ("struct<a: float64>", {"a": np.uint64(2**64 - 1)}, "is too large"),
+    ("map<string, float64>", {"a": np.uint64(2**64 - 1)}, "is too large"),
     ("json", "{'a': 1}", "{'a': 1}\" is no JSON: at character 1, \"'a': 1}\""),
     ("json", "[1", "'[1' is no JSON: it ends too early"),
     ("json", "é x", "at character 0, 'é x'"),

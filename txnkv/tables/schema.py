@@ -479,7 +479,7 @@ def _complaint(kind: pa.DataType) -> _Complaint | None:
     if is_a.is_string(kind) or kind == JSON:
         return _of_type(lambda value: isinstance(value, bytes))
     if is_a.is_date(kind):
-        return _of_type(lambda value: isinstance(value, datetime))
+        return _of_type(lambda value: isinstance(value, datetime) or _numpy_kind(value) in "fb")
     if is_a.is_time(kind):
         return _no_time(_TICKS[kind.unit])
     if is_a.is_timestamp(kind):
@@ -528,7 +528,7 @@ def _no_decimal(value: Any) -> str | None:
 
 def _without_zone(value: Any) -> str | None:
     naive = isinstance(value, datetime) and value.tzinfo is None
-    if naive or getattr(getattr(value, "dtype", None), "kind", "") == "M":  # numpy's have no zone
+    if naive or _numpy_kind(value) == "M":  # numpy's have no zone
         return (
             f"{value!r} has no time zone and so names no instant. Say whose time it is, as "
             "value.replace(tzinfo=timezone.utc); a column of timestamp[us] takes it as it is"
@@ -546,10 +546,13 @@ def _with_zone(value: Any) -> str | None:
     return None
 
 
+def _numpy_kind(value: Any) -> str:
+    return getattr(getattr(value, "dtype", None), "kind", "none")
+
+
 def _too_large(value: Any) -> str | None:
     """An unsigned number of numpy, or some, which pyarrow takes for signed ones."""
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind == "u" and value.size and value.max() >= 1 << 63:
+    if _numpy_kind(value) == "u" and value.size and value.max() >= 1 << 63:
         return f"{value!r} is too large: a float has not all its digits"
     kinds = set(map(type, value)) if isinstance(value, list | tuple) else ()
     return _first(map(_too_large, value)) if any(hasattr(T, "dtype") for T in kinds) else None
