@@ -44,6 +44,9 @@ OTHERS = [
     UUID(int=5), Timestamp(7), TxnState.OPEN, MessageId(1, 2), pa.int64(),
     pa.schema([("a", pa.string())]), pa.table({"a": [1, None]}), pa.record_batch({"a": ["x"]}),
     txnkv.Schema({"id": "int64"}, primary_key=["id"]),
+    pa.scalar(1, pa.int8()), pa.scalar(None, pa.string()), pa.scalar(5, pa.timestamp("ns", "UTC")),
+    pa.scalar([1, None]), pa.scalar(UUID(int=7).bytes, pa.uuid()), pa.array([1, None], pa.int16()),
+    pa.array([], pa.string()), pa.array(["a"], pa.string_view()),
 ]  # fmt: skip
 REQUEST = pack({"first": [[0, "begin", 3, None]], "drop": [7], "x": (Decimal(1), b"bytes", 2**70)})
 
