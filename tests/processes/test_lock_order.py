@@ -138,7 +138,7 @@ has("a wait")
 
 def run(code: str, *args: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, args)],
         capture_output=True, text=True, timeout=5 * PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -236,7 +236,7 @@ def _interrupt(world: World, call: Callable[[], None], some: int | None) -> None
     whole.run(call)
     world.settle()
     instants = range(1, whole.passed + 1)
-    assert len(instants) > 3  # a get has few: most of it is one call of C
+    assert len(instants) > 1  # a get has few, fewer from 3.12 on: most of it is one call of C
     for n in instants if some is None else random.sample(instants, min(some, len(instants))):
         interruption = Interruption(n)
         interruption.run(call)

@@ -82,8 +82,7 @@ class TextFile(io.RawIOBase):
         super().__init__()
         self._raw: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
         self.total = _length(self._raw)
-        self.consumed = 0
-        self._pushed = b""
+        self.consumed, self._pushed = 0, b""
         self._inflate: Any = None
         self._begin()
 
@@ -124,8 +123,9 @@ class TextFile(io.RawIOBase):
         return self._decoded(wanted)
 
     def close(self) -> None:
-        if not self.closed and self._raw is not sys.stdin.buffer:
-            self._raw.close()
+        raw = getattr(self, "_raw", sys.stdin.buffer)  # it may not have been opened
+        if not self.closed and raw is not sys.stdin.buffer:
+            raw.close()
         super().close()
 
 
