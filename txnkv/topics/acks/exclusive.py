@@ -88,8 +88,8 @@ class Exclusive:
         self.redelivered: dict[int, dict[int, int]] = {}
         self.pending: Held = {}
         self._positions: dict[int, tuple[object, int]] = {}
-        self._holds: dict[int, Held] = {}
         self._foreign: Held = {}
+        self._holds: dict[int, Held] = {}
         self._back: Held = {}
         self._unseen: Held = {}  # came back from transactions in status.db, not given since
         self._later: list[tuple[int, int, int]] = []
