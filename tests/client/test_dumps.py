@@ -301,3 +301,30 @@ def test_an_index_that_is_not_built_is_left_out(shop: txnkv.Client, tmp_path: Pa
         assert again.table("t").indexes == []
         assert again.table("t").count() == 2
     shop.drop_index(table, "a")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_dead_letters_of_other_values(shop: txnkv.Client, tmp_path: Path, gone: bool) -> None:
+    """Their topic was dropped, or made again, since the subscription named it: such a dump was
+    never to be restored.
+    """
+    topic = shop.create_topic("q", value_schema={"a": "int64"})
+    topic.subscribe("s", type="shared", max_deliveries=2, dead_letter="dead").close()
+    shop.drop_topic("dead")
+    if not gone:
+        shop.create_topic("dead", value_schema={"b": "string"})
+    txnkv.dump(shop, tmp_path / "dump")
+    txnkv.restore(tmp_path / "dump", tmp_path / "made")
+    with txnkv.connect(tmp_path / "made") as made:
+        assert made.topics() == (["q"] if gone else ["dead", "q"])
+        assert made.topic("q").subscriptions() == ["s"]
+
+
+@pytest.mark.parametrize("kind", ["decimal128(5, -2)", "list<decimal128(5, -2)>"])
+def test_a_type_that_the_files_have_not_is_named(
+    shop: txnkv.Client, tmp_path: Path, kind: str
+) -> None:
+    shop.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    with pytest.raises(txnkv.NotSupportedError, match=r"table 't' has column 'v' of .*decimal128"):
+        txnkv.dump(shop, tmp_path / "dump")
+    assert not (tmp_path / "dump").exists()

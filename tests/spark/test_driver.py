@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,3 +253,13 @@ def test_processes_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     sleeper.wait()
     assert java.find(sleeper.pid) is None
+
+
+def test_history_is_raised_where_the_store_is_open(client: txnkv.Client) -> None:
+    """Spark's processes are used again: what reads a stream of changes may have read a table."""
+    place = StorePlace(path=client.path)
+    with place.connect() as first, replace(place, history=7200.0).connect() as second:
+        assert first.instance is second.instance
+        assert second.instance.coordinator.history == 7200
+        with replace(place, history=60.0).connect():
+            assert second.instance.coordinator.history == 7200

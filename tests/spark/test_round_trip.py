@@ -52,6 +52,11 @@ VALUES: dict[str, list[Any]] = {
     "duration[us]": [dt.timedelta(days=-3, microseconds=1), dt.timedelta(0)],
     "map<string, int64>": [[("a", 1), ("b", None)], []],
     "struct<a: int32, b: list<string>>": [{"a": 1, "b": ["x", None]}, {"a": None, "b": None}],
+    "map<string, uint64>": [[("a", 2**64 - 1), ("b", None)], []],
+    "struct<a: uint64, b: struct<c: list<uint64>>>": [
+        {"a": 2**64 - 1, "b": {"c": [2**63]}},
+        {"a": None, "b": None},
+    ],
     "json": ['{"a": [1.10]}', "null"],
     "uuid": [UUID(int=7), UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")],
 }

@@ -305,3 +305,24 @@ def test_times_that_python_has_not(
     assert refused.value.errors[0].key == number
     table.delete(number)
     assert table.count() == 0
+
+
+def test_time_zones_are_looked_up_when_a_column_is_made(client: txnkv.Client) -> None:
+    """One that is none was taken, and nothing of its table was to be had, nor `stats`."""
+    types = {"id": "timestamp[us, tz=+05:30]", "v": "timestamp[us, tz=-11:00]?"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["id"]))
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    table.insert({"id": noon, "v": noon})
+    assert table.get(noon) == {"id": noon, "v": noon}
+    assert list(table.scan()) == [{"id": noon, "v": noon}]
+    found = table.get(noon)
+    assert found is not None
+    assert (found["id"].hour, found["v"].hour) == (17, 1)
+    for kind in ("timestamp[us, tz=No/Where]", "list<timestamp[us, tz=No/Where]>"):
+        with pytest.raises(txnkv.SchemaError, match="there is no time zone 'No/Where'"):
+            client.create_table("u", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+        with pytest.raises(txnkv.SchemaError, match="there is no time zone 'No/Where'"):
+            table.alter(add={"w": kind + "?"})
+    with pytest.raises(txnkv.SchemaError, match="there is no time zone 'No/Where'"):
+        client.create_topic("e", value_schema={"v": "timestamp[us, tz=No/Where]"})
+    assert client.tables() == ["t"]

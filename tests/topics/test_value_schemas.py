@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -443,3 +445,29 @@ def test_evolve_of_a_topic_that_is_dropped_meanwhile_makes_it(
     assert client.create_topic("t", value_schema=SECOND, evolve=True).info.options == evolved(
         SECOND
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        ("json", '{"a":1}'), ("uuid", UUID(int=7)), ("list<int8>", [1, None]), ("bool", True),
+        ("decimal128(9, 2)", Decimal("1.50")), ("string", "x"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("nullable", [True, False])
+def test_a_new_column_of_any_type_is_read_of_former_messages(
+    client: txnkv.Client, kind: str, default: Any, nullable: bool
+) -> None:
+    topic = client.create_topic("e", value_schema={"a": "int64"})
+    with client.transaction() as txn:
+        txn.send(topic, {"a": 1})
+        txn.send(topic, None)
+    column = kind + "?" if nullable else txnkv.Column(kind, default=default)
+    topic.alter(value_schema={"a": "int64", "n": column})
+    with client.transaction() as txn:
+        txn.send(topic, {"a": 2, "n": default})
+    with topic.consumer() as consumer:
+        values = consumer.poll_batch(timeout=0).select(["a", "n"]).to_pylist()
+        first = None if nullable else default
+        assert values == [{"a": 1, "n": first}, {"a": None, "n": None}, {"a": 2, "n": default}]
+    assert client.check().problems == []

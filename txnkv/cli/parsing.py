@@ -202,15 +202,15 @@ def ttl(text: str) -> tuple[str, float] | None:
 
 
 @given()
-def snapshot(text: str) -> Timestamp | datetime:
-    """A timestamp's number, or an ISO date and time with its zone.
+def snapshot(text: str, option: str = "--snapshot") -> Timestamp | datetime:
+    """A timestamp's number, or an ISO date and time with its zone, as an option has it.
 
     Raises:
         click.UsageError: it is neither.
     """
     if text.isdecimal():
         return Timestamp(text)
-    return zoned(text, "--snapshot", "neither a timestamp (as `txnkv stats` shows it) nor")
+    return zoned(text, option, "neither a timestamp (as `txnkv stats` shows it) nor")
 
 
 def zoned(text: str, option: str, nor: str) -> datetime:

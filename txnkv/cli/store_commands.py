@@ -305,7 +305,7 @@ def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
     that which was copied: tokens and checkpoints of streams do not take it for that.
     """
     with given():
-        until = None if at is None else snapshot(at)
+        until = None if at is None else snapshot(at, "--at")
     with (
         steps("restoring", "bytes") as step,
         stopping(lambda: f"nothing is left at {dest}"),

@@ -240,7 +240,7 @@ def revert(store: str, table: str, at: str, yes: bool, as_json: bool) -> None:
     with txnkv.connect(store, create=False) as client:
         found = client.table(table)
         with given():
-            when = client.timestamp_of(parsing.snapshot(at))
+            when = client.timestamp_of(parsing.snapshot(at, "--to"))
         with stopping(lambda: "nothing was changed"):
             if not found.count(snapshot=when) and (rows := found.count()):
                 confirm(f"{table} had no rows then. Delete {plural(rows, 'row')} of now?", yes)

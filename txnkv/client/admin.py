@@ -494,11 +494,13 @@ def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:
 
 def _parse_part(part: str) -> tuple[str, str, int]:
     """The kind, if it is said, the name and the number."""
+    if not isinstance(part, str):
+        raise TypeError(f"a part is a text, as 'orders/0', not {part!r}")
     kind, colon, rest = part.partition(":")
     if not colon or kind not in ("table", "topic"):
         kind, rest = "", part
     name, _, number = rest.rpartition("/")
-    if not name or not number.isdigit():
+    if not name or not number.isdecimal():
         raise ValueError(f"{part!r} is no part: say a name and a number, as in 'orders/0'")
     return kind, name, int(number)
 

@@ -141,8 +141,8 @@ class Client(Connection, Closing):
         Raises:
             TableNotFoundError: there is none, and `missing_ok` is false.
         """
-        if keep < 0:
-            raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
+        if not 0 <= keep <= 1e9:
+            raise ValueError(f"keep is seconds, 0 to 1e9, not {keep!r}")
         self.require_writable()
         given = name if isinstance(name, str) else self.info_of(name, TableInfo)
         if not self.instance.engine.drop(given, keep) and not missing_ok:

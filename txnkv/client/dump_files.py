@@ -200,7 +200,7 @@ class _DumpWriter:
             (next_id,) = one(cur, "SELECT next_row_id FROM tables WHERE id = ?", (table.info.id,))
         scan = table.scan(ordered=True)
         file, rows = f"tables/{n}.parquet", self._rows
-        written = self._write(file, schema.arrow, scan.to_batches())
+        written = self._write(file, f"table {table.name!r}", schema.arrow, scan.to_batches())
         self._rows = rows + written
         return {
             "name": table.name,
@@ -221,12 +221,22 @@ class _DumpWriter:
         for partition, each in zip(partitions, document["partitions"], strict=True):
             found = dumped_messages(topics, partition, each["start"], each["end"])
             each["file"] = f"topics/{n}-{partition.number}.parquet"
-            each["rows"] = self._write(each["file"], *found)
+            each["rows"] = self._write(each["file"], f"topic {document['name']!r}", *found)
             self._messages += each["rows"]
 
-    def _write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    def _write(
+        self, name: str, what: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> int:
         from pyarrow import parquet  # it takes a while
 
+        for field in schema:
+            try:
+                parquet.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+            except (OSError, pa.ArrowException) as error:
+                raise NotSupportedError(
+                    f"{what} has column {field.name!r} of {field.type}, which Parquet has not "
+                    f"({error}): take a backup, which has all"
+                ) from None
         rows, path = 0, self._backup.path(name)
         make_private_file(path)
         with parquet.ParquetWriter(path, schema, compression="zstd") as writer:

@@ -52,6 +52,7 @@ from txnkv.core.column_types import (
     parse_type,
     require_valid,
     require_valid_columns,
+    require_zones,
     split_outside,
     storage_type,
     type_name,

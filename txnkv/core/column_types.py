@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Final
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from txnkv.core import compute as pc
 from txnkv.core.column_texts import JSON, UUID, require_json, uuids_of
+from txnkv.core.value_codecs import zone
 from txnkv.errors import SchemaError
 
 DAY_MICROS: Final = 86_400_000_000
@@ -49,6 +50,7 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
     str(JSON): JSON,
 }
 _DECIMAL = re.compile(r"decimal128\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+_ZONE = re.compile(r"tz=([^\]]+)\]")
 _ZONED = re.compile(r"timestamp\[us,\s*tz=([^\]]+)\]")
 _NESTED = re.compile(r"(list|map|struct)\s*<(.*)>", re.DOTALL)
 _ELEMENT = re.compile(r"(?:\w+:\s*)?(.+?)(?:\s+not null)?", re.DOTALL)
@@ -193,6 +195,17 @@ def _parsed(given: pa.DataType) -> pa.DataType | None:
         return parse_type(str(given))
     except SchemaError:
         return None
+
+
+def require_zones(schema: Iterable[pa.Field]) -> None:
+    """Refuse time zones that are none, also within lists, maps and structs.
+
+    Raises:
+        SchemaError: there is one.
+    """
+    for field in schema:
+        for name in _ZONE.findall(str(field.type)):
+            zone(name)
 
 
 def may_be_key(given: pa.DataType) -> bool:

@@ -6,16 +6,19 @@ decimals) has two functions more, `number` and `value`, which rows use too.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal
 from operator import index
 from typing import Any, Protocol
 from uuid import UUID
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
+
+from txnkv.errors import SchemaError
 
 _UNIX = datetime(1970, 1, 1)
 _UNIX_UTC = _UNIX.replace(tzinfo=UTC)
@@ -24,6 +27,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _DAY = 86_400_000_000
 _TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _WIDE = Context(prec=80)
+_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):([0-5]\d)")
 
 
 class KeyColumnCodec(Protocol):
@@ -289,7 +293,7 @@ def value_codec(type_: pa.DataType, last: bool) -> KeyColumnCodec:
     if kind.is_date32(type_):
         return DateCodec(name, 4, True)
     if kind.is_timestamp(type_) and type_.unit == "us":
-        return TimestampCodec(name, 8, True, _zone(type_.tz))
+        return TimestampCodec(name, 8, True, zone(type_.tz))
     if kind.is_time(type_) and type_.unit in _TICKS:
         return TimeCodec(name, type_.bit_width // 8, True, _TICKS[type_.unit])
     if kind.is_duration(type_) and type_.unit == "us":
@@ -305,7 +309,23 @@ def value_codec(type_: pa.DataType, last: bool) -> KeyColumnCodec:
     raise TypeError(f"{type_} cannot stand in a key")
 
 
-def _zone(name: str | None) -> tzinfo | None:
+def zone(name: str | None) -> tzinfo | None:
+    """The time zone of a column, by a name of the IANA's or as Arrow writes offsets, "+05:30".
+
+    Raises:
+        SchemaError: there is none of this name.
+    """
     if name is None:
         return None
-    return UTC if name == "UTC" else ZoneInfo(name)
+    if name == "UTC":
+        return UTC
+    if found := _OFFSET.fullmatch(name):
+        sign = -1 if found[1] == "-" else 1
+        return timezone(sign * timedelta(hours=int(found[2]), minutes=int(found[3])))
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise SchemaError(
+            f"there is no time zone {name!r} here: take a name as 'Europe/Berlin', or an offset "
+            "as '+05:30'"
+        ) from None

@@ -223,4 +223,12 @@ def _unsigned(given: pa.DataType, column: pa.DataType) -> pa.DataType:
     if pa.types.is_list(column) and pa.types.is_list(given):
         inner = _unsigned(given.value_type, column.value_type)
         return given if inner == given.value_type else pa.list_(inner)
+    if pa.types.is_map(column) and pa.types.is_map(given):
+        return pa.map_(
+            _unsigned(given.key_type, column.key_type), _unsigned(given.item_type, column.item_type)
+        )
+    if pa.types.is_struct(column) and pa.types.is_struct(given):
+        there = {field.name: field.type for field in column}
+        kinds = [_unsigned(each.type, there.get(each.name, each.type)) for each in given]
+        return pa.struct([each.with_type(kind) for each, kind in zip(given, kinds, strict=True)])
     return given

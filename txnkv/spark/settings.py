@@ -27,6 +27,7 @@ from txnkv.spark.option_table import Kind
 from txnkv.storage import boot_id
 from txnkv.tables import DELETES, UPDATES, Operation
 from txnkv.topics import READ_BYTES, Position, TopicReading
+from txnkv.transaction import open_instances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class StorePlace:
         """
         own = self.history, self.keepalive_time
         if not is_address(self.path):
-            return connect(self.path, create=False, history=own[0], keepalive_time=own[1])
+            return self._open(self.path)
         given = self.credentials
         if given is None and CREDENTIALS in os.environ:
             given = option_table.credentials(CREDENTIALS, os.environ[CREDENTIALS])
@@ -67,9 +68,21 @@ class StorePlace:
         if folder is None:
             return found
         found.close()
-        opened = connect(folder, create=False, history=own[0], keepalive_time=own[1])
+        opened = self._open(folder)
         opened.addresses = (self.path,)  # where others find it
         return opened
+
+    def _open(self, path: str) -> Client:
+        """A client of a folder. What has it open in this process, as another read of Spark's, keeps
+        as much of the past from now on.
+        """
+        history, place = self.history, str(Path(path).resolve())
+        there = [each for each in open_instances() if str(each.store.directory.path) == place]
+        if history is not None and there:
+            for each in there:
+                each.keep_longer(history)
+            history = None
+        return connect(path, create=False, history=history, keepalive_time=self.keepalive_time)
 
 
 CREDENTIALS: Final = "TXNKV_CREDENTIALS"

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload, reach
+from txnkv.core import require_zones
 from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError, TxnkvError
 from txnkv.tables import table_history
 from txnkv.tables.partitioning import Partitioning
@@ -113,10 +114,12 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
     """Add a table with its tablets.
 
     Raises:
+        SchemaError: a column has a time zone that is none.
         TableExistsError: the name is taken.
         ValueError: it is one of those of hidden tables.
     """
     require_plain(name)
+    require_zones(schema.arrow)
     if find(cur, name) is not None:
         raise TableExistsError(
             f"there is a table {name!r} already: take another name, or pass exists_ok=True"
@@ -192,7 +195,9 @@ def alter(
     present = by_id(cur, table.id)
     if present is None:
         raise dropped(table)
-    schema = change(present).to_json()
+    changed = change(present)
+    require_zones([each for each in changed.arrow if each.name not in present.schema.columns])
+    schema = changed.to_json()
     name = present.name if name is None else name
     require_plain(name)
     if (schema, name) == (present.schema.to_json(), present.name):

@@ -422,7 +422,7 @@ def restore_subscriptions(
         with topics.store.status.write() as cur:
             starts = {id: each["acked_below"] for id, each in positions.items()}
             info = subscription_catalog.make(cur, wanted, starts)
-            subscription_catalog.set_options(cur, info)
+            subscription_catalog.set_options(cur, info, anew=False)
             if info.reads_otherwise:
                 topics.store.directory.add_feature(READ_OTHERWISE)
             for id, each in positions.items():

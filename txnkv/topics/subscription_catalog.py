@@ -256,14 +256,17 @@ def cover(cur: apsw.Cursor, topic: TopicInfo) -> None:
     cur.execute("UPDATE subscriptions SET version = version + 1 WHERE topic_id = ?", (topic.id,))
 
 
-def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+def set_options(cur: apsw.Cursor, info: SubscriptionInfo, *, anew: bool = True) -> None:
     """Give a subscription these options, and make the dead letter topic that they name.
+
+    Args:
+        anew: False where it had them before: that topic is as it was left, or gone.
 
     Raises:
         ValueError: that topic holds other values.
         NotSupportedError: it is a copy.
     """
-    if info.dead_letter is not None:
+    if info.dead_letter is not None and anew:
         _provide_dead_letter(cur, info, info.dead_letter)
     (leased,) = one(cur, "SELECT leased FROM subscriptions WHERE id = ?", (info.id,))
     if leased != info.leased:

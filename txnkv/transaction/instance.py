@@ -60,6 +60,10 @@ class Instance:
             regain(self.topics)
             self.coordinator.recover()
 
+    def keep_longer(self, seconds: float) -> None:
+        """Keep at least so much of the past, from now on."""
+        self.history = self.coordinator.history = max(self.history, seconds)
+
     @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads for commits and flushes in the background."""

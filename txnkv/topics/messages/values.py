@@ -28,7 +28,16 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.core import JSON, cast, column_type, element_type, parse_type, require_valid, type_name
+from txnkv.core import (
+    JSON,
+    cast,
+    column_type,
+    element_type,
+    parse_type,
+    require_valid,
+    require_zones,
+    type_name,
+)
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaError
 
@@ -87,6 +96,7 @@ def require_declarable(schema: pa.Schema) -> None:
                 f"a value schema has no column {name!r}: every message has {', '.join(RESERVED)} "
                 "beside its value. Take another name"
             )
+    require_zones(schema)
     for field in schema:
         inner = element_type(field.type)
         is_map = pa.types.is_struct(inner) or pa.types.is_map(inner)
@@ -391,8 +401,8 @@ class ValueCodec:
             kind = self.schema.field(name).type
             array = found.get(name)
             if array is None:
-                array = _repeated(fills[name], kind, len(values))
-                array = pc.if_else(absent, pa.nulls(len(values), kind), array)
+                either = [_repeated(fills[name], kind, 1), pa.nulls(1, kind)]
+                array = pa.concat_arrays(either).take(absent.cast(pa.uint8()))
             arrays.append(array.cast(kind))
         return arrays
 
