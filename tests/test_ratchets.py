@@ -106,7 +106,8 @@ refused; handles that drop no namesake (tables, too). coordinator: no end. core,
 what no reader takes, refused in Arrow data. tables: rows one after the other by unique indexes.
 client, core, tables, topics: arguments of a wrong type, and times that Python has not, named.
 client, core, spark, tables, topics, transaction: zones that are looked up, dumps that say what they
-lack, history that is raised. topics: what came back is no part of a cumulative ack. tables: what numpy and polars have.
+lack, history that is raised. topics: what came back is no part of a cumulative ack.
+tables: what numpy and polars have.
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 core, transaction: single calls go straight to the rows in C. coordinator, storage: a commit beside
