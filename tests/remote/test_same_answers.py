@@ -87,6 +87,13 @@ t.next_id()
 t.next_id()
 t.alter(add={"n": "int64?"})
 t.alter(drop=["nope"])
+c.create_table("aging", Schema({"id": "int64", "at": "timestamp[us]?"}, primary_key=["id"]))
+x = c.table("aging")
+x.alter(ttl=("at", 3600)).ttl
+x.schema.ttl
+x.alter(ttl=None).ttl
+c.drop_table("aging", keep=float("inf"))
+c.drop_table("aging")
 t.dataset().to_table()
 before = c.snapshot().timestamp
 t.upsert((1, "new", 5))
@@ -475,7 +482,7 @@ def _run(script: str, tmp_path: Path, more: dict[str, Any]) -> dict[str, Any]:
 
 def _names(client: txnkv.Client, now: datetime) -> dict[str, Any]:
     types = {"id": "int64", "v": "string?"}
-    names = {"NOW": now, "DAY": timedelta(days=1), "Column": txnkv.Column}
+    names = {"NOW": now, "DAY": timedelta(days=1), "Column": txnkv.Column, "Schema": txnkv.Schema}
     return {"c": client, "pa": pa, "SCHEMA": txnkv.Schema(types, primary_key=["id"]), **names}
 
 

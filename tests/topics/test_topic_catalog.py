@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -109,3 +110,12 @@ def test_a_copy_of_a_topic_takes_no_messages(client: txnkv.Client) -> None:
     ):
         with pytest.raises(NotSupportedError, match="copy of a topic of store elsewhere"):
             buffered()
+
+
+def test_numbers_of_bytes_are_integers() -> None:
+    """They are told to Kafka's clients, which read 64 bits."""
+    given: Any = {"retention_bytes": math.inf, "segment_bytes": 2.5, "max_message_bytes": 2**70}
+    made = TopicOptions(**given)
+    told = (made.retention_bytes, made.segment_bytes, made.max_message_bytes)
+    assert told == (1 << 62, 2, 1 << 62)
+    assert [type(each) for each in told] == [int] * 3

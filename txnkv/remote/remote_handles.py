@@ -155,7 +155,7 @@ class RemoteTable(RemoteHandle, Table):
 
     def learn(self, schema: Schema) -> None:
         """Take a schema for the table's present one."""
-        if schema != self.known or schema.ids != self.known.ids:
+        if (schema, schema.ids, schema.ttl) != (self.known, self.known.ids, self.known.ttl):
             self.known, self.checker = schema, RowChecker(schema)
 
     @like(Table.alter)

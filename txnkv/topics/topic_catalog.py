@@ -240,6 +240,9 @@ class TopicOptions:
         for name in ("retention_seconds", "segment_seconds", "tombstone_seconds"):
             if (getattr(self, name) or 0) > _FOREVER:
                 object.__setattr__(self, name, _FOREVER)
+        for name in ("retention_bytes", "segment_bytes", "max_message_bytes"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, int(min(value, 1 << 62)))
         if not isinstance(kept := self.retain_unacknowledged, bool):
             raise ValueError(f"retain_unacknowledged is True or False, not {kept!r}")
         if self.value_schema is not None:
@@ -469,12 +472,8 @@ def by_partition(cur: apsw.Cursor, partition_id: int) -> TopicInfo | None:
 
 
 def _info(cur: apsw.Cursor, topic_id: int, name: str, buffer: str, options: str) -> TopicInfo:
-    partitions = tuple(
-        id
-        for (id,) in cur.execute(
-            "SELECT id FROM partitions WHERE topic_id = ? ORDER BY number", (topic_id,)
-        )
-    )
+    found = cur.execute("SELECT id FROM partitions WHERE topic_id = ? ORDER BY number", (topic_id,))
+    partitions = tuple(id for (id,) in found)
     return TopicInfo(topic_id, name, buffer, TopicOptions.from_json(options), partitions)
 
 

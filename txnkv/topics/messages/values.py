@@ -35,7 +35,6 @@ from txnkv.core import (
     element_type,
     parse_type,
     require_valid,
-    require_zones,
     type_name,
 )
 from txnkv.core import compute as pc
@@ -96,7 +95,6 @@ def require_declarable(schema: pa.Schema) -> None:
                 f"a value schema has no column {name!r}: every message has {', '.join(RESERVED)} "
                 "beside its value. Take another name"
             )
-    require_zones(schema)
     for field in schema:
         inner = element_type(field.type)
         is_map = pa.types.is_struct(inner) or pa.types.is_map(inner)
