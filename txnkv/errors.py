@@ -173,6 +173,8 @@ class RowErrors(TxnkvError):
             return "and the transaction was rolled back with all others"
         if self.txn_id is not None:
             return "the others are in the transaction, which is still open"
+        if any(error.op == "create_index" for error in self.errors):
+            return "and no index was made"
         return "the others stand"
 
     def __reduce__(self) -> tuple[type[RowErrors], tuple[object, ...]]:
