@@ -200,10 +200,11 @@ def test_a_group_shares_partitions(store: txnkv.Client, programs: Programs) -> N
     while len(one.assignment()) < 4 and time.monotonic() < until:
         one.poll(0.1)
     two.subscribe(["t"])
-    while len(two.assignment()) < 2 and time.monotonic() < until:
-        one.poll(0.1)
-        two.poll(0.1)
-    shares = [{each.partition for each in member.assignment()} for member in (one, two)]
+    shares: list[set[int]] = []
+    while list(map(len, shares)) != [2, 2] and time.monotonic() < until:
+        for member in (one, two):
+            member.poll(0.1)
+        shares = [{each.partition for each in member.assignment()} for member in (one, two)]
     assert [len(share) for share in shares] == [2, 2]
     assert shares[0] | shares[1] == {0, 1, 2, 3}
     producer = programs.producer()
