@@ -139,6 +139,8 @@ class Serving:
     def signal(self, number: int) -> None:
         assert self.popen is not None
         self.popen.send_signal(number)
+        if number == signal.SIGSTOP:  # its other threads may go on for a moment
+            os.waitpid(self.popen.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         """Kill it as by kill -9; return when it is gone."""
