@@ -325,6 +325,6 @@ def test_a_type_that_the_files_have_not_is_named(
     shop: txnkv.Client, tmp_path: Path, kind: str
 ) -> None:
     shop.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
-    with pytest.raises(txnkv.NotSupportedError, match=r"table 't' has column 'v' of .*decimal128"):
+    with pytest.raises(txnkv.NotSupportedError, match=r"table 't' has a column .* v .*decimal128"):
         txnkv.dump(shop, tmp_path / "dump")
     assert not (tmp_path / "dump").exists()

@@ -434,6 +434,40 @@ def test_killed_while_it_gives_up_what_the_source_has_not(
     agree(source, dest)
 
 
+@pytest.mark.parametrize(("behind", "hit"), [(False, 1), (True, 1), (True, 2)])
+def test_killed_while_it_begins_anew_within_a_batch(
+    client: txnkv.Client, dest: txnkv.Client, process: Callable[..., Any], behind: bool, hit: int
+) -> None:
+    """A copy that is behind, of a log that was truncated since, is first truncated, too."""
+    source = Writer(client, TOPIC)
+    topic = client.topic(TOPIC)
+    if behind:
+        for i in range(6):
+            source.small(f"before {i}")
+        replicate(client, dest)
+        source.lose(1)
+    with client.transaction() as txn:
+        txn.send_batch(topic, pa.table({"value": [b"a"] * 20}))
+    topic.truncate(topic.end_offsets()[0] - 10)
+    child = process(
+        """
+        from txnkv.storage import arm
+        from txnkv.client.replica import replicate
+        with txnkv.connect(source) as origin, txnkv.connect(path) as follower:
+            arm("follow.cut", f"kill@{hit}")
+            replicate(origin, follower)
+        """,
+        source=client.path, path=dest.path, hit=hit,
+    )  # fmt: skip
+    child.finish(-signal.SIGKILL)
+    replicate(client, dest)
+    assert raw(dest, TOPIC) == raw(client, TOPIC)
+    consumers = [each.topic(TOPIC).consumer() for each in (client, dest)]
+    there, here = ([m.id for m in consumer.poll(timeout=0)] for consumer in consumers)
+    assert here == there
+    assert len(here) > 5
+
+
 def test_runs_at_one_time_take_turns(source: Writer, dest: txnkv.Client) -> None:
     mixed(source)
     done = at_once(*[lambda: copy(source, dest, max_bytes=200)] * 3)

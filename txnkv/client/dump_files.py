@@ -229,17 +229,19 @@ class _DumpWriter:
     ) -> int:
         from pyarrow import parquet  # it takes a while
 
-        for field in schema:
-            try:
-                parquet.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-            except (OSError, pa.ArrowException) as error:
-                raise NotSupportedError(
-                    f"{what} has column {field.name!r} of {field.type}, which Parquet has not "
-                    f"({error}): take a backup, which has all"
-                ) from None
         rows, path = 0, self._backup.path(name)
         make_private_file(path)
-        with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        try:
+            made = parquet.ParquetWriter(path, schema, compression="zstd")
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+            raise NotSupportedError(
+                f"{what} has a column that Parquet has not, of {columns} ({error}): take a backup, "
+                "which has all"
+            ) from None
+        with made as writer:
             for some in gathered(batches, _GROUP_ROWS, _GROUP_BYTES):
                 table = pa.Table.from_batches(some, schema)
                 writer.write_table(table, row_group_size=table.num_rows)

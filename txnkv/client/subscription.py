@@ -48,14 +48,7 @@ from txnkv.topics import (
     Waiting,
     deadline,
 )
-from txnkv.transaction import (
-    Acknowledged,
-    Closing,
-    Connection,
-    Session,
-    Transaction,
-    message_ids,
-)
+from txnkv.transaction import Acknowledged, Closing, Connection, Session, Transaction, message_ids
 
 _log = logging.getLogger("txnkv")
 

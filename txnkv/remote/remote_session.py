@@ -222,32 +222,31 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("write")
         found = self._table_of(table)
         schema, batches = arrow_input.open_stream(data)
-        return self._put_data("write", found, schema, batches, data, op)
+        return self._data("write", found, schema, batches, data, op)
 
     def send_batch(self, topic: Any, data: Any) -> WriteResult:
         self._require_open("send")
         schema, batches = arrow_input.open_stream(data)
-        return self._put_data("send_batch", self._topic_of(topic), schema, batches, data)
-
-    def _put_data(self, name: str, *of: Any) -> WriteResult:
-        try:
-            return self._data(name, *of)
-        except pa.ArrowNotImplementedError as error:
-            raise SchemaError(f"{name}: Arrow does not send data of this type: {error}") from None
+        return self._data("send_batch", self._topic_of(topic), schema, batches, data)
 
     def _data(
         self, name: str, to: Any, schema: pa.Schema, batches: Any, data: Any, *more: Any
     ) -> WriteResult:
         small = isinstance(data, pa.Table | pa.RecordBatch) and data.nbytes <= _SMALL_BYTES
         found: WriteResult
-        if small:
-            table = pa.Table.from_batches(batches, schema)
-            return self._request(Call(self.twin, self, name, (to, table, *more)))  # type: ignore[no-any-return]
-        if self._changes.count:
-            self._request()
-        call = Call(self.twin, self, name, (to, None, *more))
         try:
+            if small:
+                table = pa.Table.from_batches(batches, schema)
+                found = self._request(Call(self.twin, self, name, (to, table, *more)))
+                return found
+            if self._changes.count:
+                self._request()
+            call = Call(self.twin, self, name, (to, None, *more))
             found = self.channel.put(call, schema, _pieces(batches))
+        except pa.ArrowNotImplementedError as error:  # a type that cannot be sent
+            raise SchemaError(
+                f"the data has a type that Arrow does not send ({error}): convert it first"
+            ) from None
         except LostHandleError:
             if isinstance(data, pa.RecordBatchReader) or not self._make_again():
                 raise

@@ -27,7 +27,7 @@ from txnkv.spark.option_table import Kind
 from txnkv.storage import boot_id
 from txnkv.tables import DELETES, UPDATES, Operation
 from txnkv.topics import READ_BYTES, Position, TopicReading
-from txnkv.transaction import open_instances
+from txnkv.transaction import keep_longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,14 @@ class StorePlace:
             UnavailableError: no server answers there.
             AuthenticationError: it refused the credentials.
         """
-        own = self.history, self.keepalive_time
         if not is_address(self.path):
             return self._open(self.path)
         given = self.credentials
         if given is None and CREDENTIALS in os.environ:
             given = option_table.credentials(CREDENTIALS, os.environ[CREDENTIALS])
-        found = connect(self.path, history=own[0], keepalive_time=own[1], credentials=given)
+        found = connect(
+            self.path, history=self.history, keepalive_time=self.keepalive_time, credentials=given
+        )
         folder = _folder_here(Planning.of(found)) if self.direct else None
         if folder is None:
             return found
@@ -76,11 +77,8 @@ class StorePlace:
         """A client of a folder. What has it open in this process, as another read of Spark's, keeps
         as much of the past from now on.
         """
-        history, place = self.history, str(Path(path).resolve())
-        there = [each for each in open_instances() if str(each.store.directory.path) == place]
-        if history is not None and there:
-            for each in there:
-                each.keep_longer(history)
+        history = self.history
+        if history is not None and keep_longer(path, history):
             history = None
         return connect(path, create=False, history=history, keepalive_time=self.keepalive_time)
 

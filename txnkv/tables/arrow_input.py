@@ -22,6 +22,9 @@ TASKS: Final = 4
 CHUNK_ROWS: Final = 1 << 21
 CHUNK_BYTES: Final = 64 << 20
 
+_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+"""Values of dictionaries, as of polars' categories, that Arrow neither reads nor sends; as what."""
+
 
 def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The batches of an object with Arrow data.
@@ -30,30 +33,21 @@ def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         TypeError: it has none.
     """
     schema, batches = _opened(data)
-    views = [i for i, field in enumerate(schema) if _has_views(field.type)]
-    for i in views:
-        kind = pa.dictionary(
-            schema.field(i).type.index_type, _PLAIN[schema.field(i).type.value_type]
-        )
-        schema = schema.set(i, schema.field(i).with_type(kind))
-    return schema, (_without_views(batch, views, schema) for batch in batches) if views else batches
+    plain = schema
+    for i, field in enumerate(schema):
+        if pa.types.is_dictionary(field.type) and field.type.value_type in _VIEWS:
+            kind = pa.dictionary(field.type.index_type, _VIEWS[field.type.value_type])
+            plain = plain.set(i, field.with_type(kind))
+    return plain, batches if plain is schema else (_without_views(each, plain) for each in batches)
 
 
-_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-
-
-def _has_views(kind: pa.DataType) -> bool:
-    """Tell whether a type is that of polars' categories, which Arrow neither reads nor sends."""
-    return pa.types.is_dictionary(kind) and kind.value_type in _PLAIN
-
-
-def _without_views(batch: pa.RecordBatch, views: Sequence[int], to: pa.Schema) -> pa.RecordBatch:
+def _without_views(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = batch.columns
-    for i in views:
-        array, kind = columns[i], to.field(i).type
-        values = array.dictionary.cast(kind.value_type)
-        columns[i] = pa.DictionaryArray.from_arrays(array.indices, values)
-    return pa.RecordBatch.from_arrays(columns, schema=to)
+    for i, (array, field) in enumerate(zip(columns, schema, strict=True)):
+        if array.type != field.type:
+            values = array.dictionary.cast(field.type.value_type)
+            columns[i] = pa.DictionaryArray.from_arrays(array.indices, values)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _opened(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

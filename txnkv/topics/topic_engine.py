@@ -54,7 +54,7 @@ from txnkv.coordinator import (
     remove_strays,
     status_table,
 )
-from txnkv.core import ControlType
+from txnkv.core import ControlType, require_zones
 from txnkv.errors import SchemaError, TopicExistsError, TopicNotFoundError, TxnkvError
 from txnkv.storage import BusyError, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.topics import key_compaction, retention, subscription_catalog, topic_catalog
@@ -294,6 +294,7 @@ class TopicEngine(Topics):
             values_of: with `exists_ok`: the values of one that is there get these schemas.
 
         Raises:
+            SchemaError: a column of values has a time zone that is none.
             TopicExistsError: the name is taken; with `exists_ok`, by one that is different.
             ValueError: an argument makes no sense.
             NotSupportedError: key compaction of a topic with buffer="sidecar".
@@ -301,6 +302,7 @@ class TopicEngine(Topics):
         with self.store.status.write() as cur:
             found = topic_catalog.find(cur, name) if exists_ok else None
             if found is None:
+                require_zones(options.value_schema or ())
                 topic_catalog.declare_values(self.store.directory, options)
                 return topic_catalog.create(cur, name, partitions, buffer, options)
             made = found if values_of is None else _with_values(found, values_of)
@@ -331,6 +333,8 @@ class TopicEngine(Topics):
         with cuts, self.store.status.write() as cur:
             letters = subscription_catalog.letters_alike(cur, topic) if values_of else ()
             topic = topic_catalog.alter(cur, topic, changes, partitions, values_of)
+            if values_of is not None:
+                require_zones(topic.options.value_schema or ())
             topic_catalog.declare_values(self.store.directory, topic.options)
             for each in letters:
                 topic_catalog.alter(cur, each, {}, None, lambda _: topic.options.values)

@@ -33,7 +33,7 @@ from txnkv.transaction.connection import (
     require_time,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.instance import Instance, open_instances
+from txnkv.transaction.instance import Instance, keep_longer, open_instances
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values

@@ -250,11 +250,10 @@ class Connection:
         Raises:
             TypeError, ValueError: it is no table or topic, or one of another store.
         """
-        info = getattr(handle, "info", None)
-        what = kind.__name__.removesuffix("Info")
-        if not isinstance(info, kind):
-            raise TypeError(f"a {what.lower()} is a name or a {what}, not {type(handle).__name__}")
+        info, what = getattr(handle, "info", None), kind.__name__.removesuffix("Info")
         name = what.lower()
+        if not isinstance(info, kind):
+            raise TypeError(f"a {name} is a name or a {what}, not {type(handle).__name__}")
         self.require_own(handle, f"{name} {info.name!r}", f"client.{name}({info.name!r})")
         return info
 

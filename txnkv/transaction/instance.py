@@ -45,7 +45,6 @@ class Instance:
     def __init__(self, store: Store, read_only: bool, history: float) -> None:
         self.store = store
         self.read_only = read_only
-        self.history = history
         self.coordinator = Coordinator(store, history)
         self.engine = TableEngine(self.coordinator)
         self.topics = TopicEngine(self.coordinator)
@@ -59,10 +58,6 @@ class Instance:
             self.coordinator.maintenance.metrics = self.coordinator.metrics
             regain(self.topics)
             self.coordinator.recover()
-
-    def keep_longer(self, seconds: float) -> None:
-        """Keep at least so much of the past, from now on."""
-        self.history = self.coordinator.history = max(self.history, seconds)
 
     @property
     def pool(self) -> ThreadPoolExecutor:
@@ -184,7 +179,7 @@ def acquire(
             found = _instances[key] = Instance(store, read_only, kept)
         else:
             found.store.require_there()
-            require_same("history", history, found.history)
+            require_same("history", history, found.coordinator.history)
             require_same("cache_bytes", cache_bytes, found.store.cache_bytes)
         found.coordinator.maintenance.start()  # in a forked child it has no thread yet
         found.clients += 1
@@ -201,6 +196,18 @@ def release(instance: Instance) -> None:
             if known is instance:
                 del _instances[key]
     instance.close()
+
+
+def keep_longer(path: str | os.PathLike[str], seconds: float) -> bool:
+    """Have this process keep at least so much of a store's past, from now on. False: it has not
+    the store open.
+    """
+    place = str(Path(path).resolve())
+    with _lock:
+        found = [each for key, each in _instances.items() if key[0] == place]
+        for each in found:
+            each.coordinator.history = max(each.coordinator.history, seconds)
+    return bool(found)
 
 
 def open_instances() -> list[Instance]:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from txnkv.core import column_type, require_zones
+from txnkv.core import column_type
 from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError, TxnkvError
 from txnkv.tables import (
     Column,
@@ -255,7 +255,6 @@ def declared(given: ValueSchema | None) -> list[ValueStage]:
         TypeError: it is no schema.
     """
     if isinstance(given, pa.Schema):  # which may have a name twice: that is refused later
-        require_zones(given)
         fields = [pa.field(f.name, column_type(f.type), f.nullable) for f in given]
         return [ValueStage(pa.schema(fields))]
     return [] if given is None else [_columns_of(given).stage]
@@ -318,15 +317,13 @@ def _change(present: Schema, wanted: Schema, says_defaults: bool) -> SchemaChang
 
 def _columns_of(given: ValueSchema) -> _Columns:
     if isinstance(given, pa.Schema):
-        given = {f.name: Column(f.type, f.nullable) for f in given}
+        return _Columns({f.name: Column(f.type, f.nullable) for f in given})
     if not isinstance(given, Mapping):
         raise TypeError(
             "value_schema is a mapping of names to types, as {'id': 'int64', 'note': 'string?'}, "
             f"or a pyarrow.Schema, not {type(given).__name__}"
         )
-    made = _Columns(given)
-    require_zones(made.arrow)
-    return made
+    return _Columns(given)
 
 
 def encoder_of(topic: TopicInfo) -> Encode | None:

@@ -7,6 +7,7 @@ Nobody else delivers, so what is pending here need not be known elsewhere before
     pending     acks of small transactions, here alone  |
     holds       of attempts of client.run that failed  -/
     gaps        offsets that are no messages: they go with the ack beside them
+    unseen      came back from stored transactions, not given since: no cumulative ack is of them
 
 Processes that joined a transaction by its token write to status.db and raise the subscription's
 version. While the version is the one that was read, memory is the whole truth, and the commit
@@ -91,7 +92,7 @@ class Exclusive:
         self._foreign: Held = {}
         self._holds: dict[int, Held] = {}
         self._back: Held = {}
-        self._unseen: Held = {}  # came back from transactions in status.db, not given since
+        self._unseen: Held = {}
         self._later: list[tuple[int, int, int]] = []
         self._when: dict[tuple[int, int], int] = {}  # of each in `_later` that counts
         self.look()

@@ -213,10 +213,11 @@ class TransactionAcks:
             subscription_catalog.require(cur, info)
             if self._stored:
                 status_table.join(cur, txn_id, KIND, [info.id], "acknowledge")
-            for number, ranges in wanted.items():
-                if cumulative and local is not None:
-                    local.look_for_returned(cur)
+            if cumulative and local is not None:
+                local.look_for_returned(cur)
+                for number, ranges in wanted.items():
                     local.require_seen(number, ranges.end)
+            for number, ranges in wanted.items():
                 ack_rows.refuse_by_rows(
                     cur, self._store, info, number, txn_id, ranges,
                     cumulative=cumulative, again=again,

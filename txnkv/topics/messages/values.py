@@ -28,15 +28,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.core import (
-    JSON,
-    cast,
-    column_type,
-    element_type,
-    parse_type,
-    require_valid,
-    type_name,
-)
+from txnkv.core import JSON, cast, column_type, element_type, parse_type, require_valid, type_name
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaError
 
@@ -330,8 +322,7 @@ class ValueCodec:
             raise self._damaged(error, "a value") from None
         except OverflowError as error:
             raise ValueError(
-                f"a value of {self.described} has a date or time outside of the years 1 to 9999, "
-                f"which Python cannot name ({error}): read it as Arrow, with poll_batch"
+                f"a value of {self.described}: {error}. poll_batch gives it as Arrow"
             ) from None
         return found if number == last else {**self._fills[number - 1], **found}
 
