@@ -13,8 +13,9 @@ PACKAGE = ROOT / "txnkv"
 
 # Lowest first. A module may import from its own layer and those below.
 LAYERS = [
-    {"errors", "metrics"},
+    {"errors"},
     {"core"},
+    {"metrics"},
     {"storage"},
     {"coordinator"},
     {"tables", "topics"},

@@ -14,10 +14,10 @@ as CPython's does: there is none between reading a number here and writing it ba
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from txnkv.core import HistogramBase
 from txnkv.errors import NotSupportedError
 
 PREFIX: Final = "txnkv_"
@@ -67,27 +67,22 @@ class Gauge:
         return self.value
 
 
-class Histogram:
+class Histogram(HistogramBase):
     """Counts of observed values, by classes of their size."""
 
-    __slots__ = ("bounds", "counts", "help", "sum")
+    __slots__ = ("bounds", "help")
+    bounds: tuple[float, ...]
+    help: str
     kind = "histogram"
 
-    def __init__(self, help: str, bounds: tuple[float, ...] = SECONDS) -> None:
-        self.help = help
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """One more, of this size."""
-        at = bisect_left(self.bounds, value)
-        self.counts[at] += 1
-        self.sum += value
+    def __new__(cls, help: str, bounds: tuple[float, ...] = SECONDS) -> Self:
+        made = super().__new__(cls, bounds)
+        made.help, made.bounds = help, bounds
+        return made
 
     def read(self) -> dict[str, Any]:
         """Return a dict: count, sum, p50, p99, and the counts by upper end (the last has none)."""
-        counts = list(self.counts)
+        counts = self.counts
         ends: list[float | None] = [*self.bounds, None]
         return {
             "count": sum(counts),

@@ -14,6 +14,7 @@ static int fill(PyObject *module) {
     if (PyModule_AddIntConstant(module, "sqlite_api", 0) < 0) return -1; /* sqlite_writer.c */
     if (add_type(module, "Handlers", &handlers_spec) < 0) return -1;
     if (add_type(module, "IdSet", &ids_spec) < 0) return -1;
+    if (add_type(module, "Histogram", &histogram_spec) < 0) return -1;
     if (add_type(module, "Holding", &holding_spec) < 0) return -1;
     if (add_type(module, "MemRowSet", &mem_set_spec) < 0) return -1;
     if (add_type(module, "PinSet", &pins_spec) < 0) return -1;
@@ -21,17 +22,18 @@ static int fill(PyObject *module) {
     if (add_type(module, "Reader", &reader_spec) < 0) return -1;
     if (add_type(module, "RowCheck", &row_check_spec) < 0) return -1;
     if (add_type(module, "SqliteWriter", &sqlite_writer_spec) < 0) return -1;
+    if (add_type(module, "StoreWords", &store_words_spec) < 0) return -1;
     if (add_type(module, "Table", &row_table_spec) < 0) return -1;
+    if (add_type(module, "Turn", &turn_spec) < 0) return -1;
     if (add_type(module, "Words", &words_spec) < 0) return -1;
     return add_type(module, "Writes", &writes_spec);
 }
 
 static PyMethodDef functions[] = {
-    {"end_turn", turn_end, METH_O, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
-    {"take_turn", turn_take, METH_O, NULL},
+    {"take_in", (PyCFunction)(void (*)(void))payload_take_in, METH_FASTCALL, NULL},
     {"unpack", (PyCFunction)(void (*)(void))payload_unpack, METH_FASTCALL, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},
     {"wire_pack", (PyCFunction)(void (*)(void))wire_pack, METH_FASTCALL, NULL},

@@ -6,6 +6,7 @@
 #include <Python.h>
 
 extern PyType_Spec handlers_spec;
+extern PyType_Spec histogram_spec;
 extern PyType_Spec ids_spec;
 extern PyType_Spec holding_spec;
 extern PyType_Spec mem_set_spec;
@@ -15,20 +16,27 @@ extern PyType_Spec reader_spec;
 extern PyType_Spec row_check_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec sqlite_writer_spec;
+extern PyType_Spec store_words_spec;
+extern PyType_Spec turn_spec;
 extern PyType_Spec words_spec;
 extern PyType_Spec writes_spec;
 
-/* Whether an object is Words that have a word, else -1 with an error set; then what it is, and a
- * new value. */
+/* Whether an object is Words that have a word, else -1 with an error set; then what it is, a new
+ * value, and the same where it is less. */
 int words_check(PyObject *object, Py_ssize_t word);
 uint64_t words_at(PyObject *object, size_t word);
 void words_put(PyObject *object, size_t word, uint64_t value);
+void words_lift(PyObject *object, size_t word, uint64_t value);
 
 /* The set of a MemRowSet; NULL with an error set when it is none. */
 struct mem_row_set *mem_set_of(PyObject *object);
 
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
 PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* take_in(members, sections, commit_ts) -> bytes: as `pack`, and the member of each section, by the
+ * section's kind, has applied it. */
+PyObject *payload_take_in(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* unpack(payload, commit_ts) -> kind, id and bytes of each section, if nothing of them is damaged
  * and they are of this version; else None. */
@@ -41,10 +49,6 @@ PyObject *wire_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 /* wall_micros() since 2020-01-01 UTC, and monotonic_micros() of CLOCK_MONOTONIC. */
 PyObject *clock_wall(PyObject *module, PyObject *none);
 PyObject *clock_monotonic(PyObject *module, PyObject *none);
-
-/* take_turn(descriptor) and end_turn(descriptor): see turn.c. */
-PyObject *turn_take(PyObject *module, PyObject *descriptor);
-PyObject *turn_end(PyObject *module, PyObject *descriptor);
 
 /* punch_hole(descriptor, offset, length): see hole.c. */
 PyObject *hole_punch(PyObject *module, PyObject *const *args, Py_ssize_t n);

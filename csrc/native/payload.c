@@ -71,15 +71,8 @@ static void write_payload(uint8_t *out, const section_t *sections, uint32_t n, u
     store_le32(at + directory, directory);
 }
 
-PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    (void)module;
-    if (n_args != 2 || !(PyList_Check(args[0]) || PyTuple_Check(args[0]))) {
-        PyErr_SetString(PyExc_TypeError, "pack() takes sections and a commit timestamp");
-        return NULL;
-    }
-    const uint64_t stamp = PyLong_AsUnsignedLongLong(args[1]);
-    if (stamp == UINT64_MAX && PyErr_Occurred() != NULL) return NULL;
-    const Py_ssize_t n = PySequence_Size(args[0]);
+static PyObject *pack(PyObject *given, uint32_t seed) {
+    const Py_ssize_t n = PySequence_Size(given);
     section_t few[8], *sections = few;
     if (n > 8 && (sections = PyMem_Calloc((size_t)n, sizeof *sections)) == NULL) {
         return PyErr_NoMemory();
@@ -87,18 +80,69 @@ PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     PyObject *made = NULL;
     Py_ssize_t size = 2 * (CRC + HEAD + n * ENTRY) + LENGTH;
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *given = PySequence_GetItem(args[0], i);
-        const int failed = given == NULL || read_section(given, (uint32_t)stamp, sections + i) < 0;
-        Py_XDECREF(given); /* the list has it, and nothing of Python runs here */
+        PyObject *section = PySequence_GetItem(given, i);
+        const int failed = section == NULL || read_section(section, seed, sections + i) < 0;
+        Py_XDECREF(section); /* the list has it, and nothing of Python runs here */
         if (failed) goto done;
         size += sections[i].len;
     }
     made = PyBytes_FromStringAndSize(NULL, size);
     if (made != NULL) {
-        write_payload((uint8_t *)PyBytes_AsString(made), sections, (uint32_t)n, (uint32_t)stamp);
+        write_payload((uint8_t *)PyBytes_AsString(made), sections, (uint32_t)n, seed);
     }
 done:
     if (sections != few) PyMem_Free(sections);
+    return made;
+}
+
+static int sections_and_stamp(PyObject *sections, PyObject *number, uint64_t *stamp) {
+    if (!PyList_Check(sections) && !PyTuple_Check(sections)) {
+        PyErr_SetString(PyExc_TypeError, "sections are a list or a tuple");
+        return -1;
+    }
+    *stamp = PyLong_AsUnsignedLongLong(number);
+    return *stamp == UINT64_MAX && PyErr_Occurred() != NULL ? -1 : 0;
+}
+
+PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    uint64_t stamp;
+    (void)module;
+    if (n != 2) {
+        PyErr_SetString(PyExc_TypeError, "pack() takes sections and a commit timestamp");
+        return NULL;
+    }
+    if (sections_and_stamp(args[0], args[1], &stamp) < 0) return NULL;
+    return pack(args[0], (uint32_t)stamp);
+}
+
+/* Has the member of a section apply it. */
+static int apply(PyObject *members, PyObject *section, PyObject *stamp) {
+    PyObject *kind = PyTuple_GetItem(section, 0), *id = PyTuple_GetItem(section, 1);
+    PyObject *member = PyDict_GetItemWithError(members, kind);
+    if (member == NULL) {
+        if (PyErr_Occurred() == NULL) PyErr_SetObject(PyExc_KeyError, kind);
+        return -1;
+    }
+    PyObject *none = PyObject_CallMethod(member, "apply", "OOO", id, PyTuple_GetItem(section, 2), stamp);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+PyObject *payload_take_in(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    uint64_t stamp;
+    (void)module;
+    if (n != 3 || !PyDict_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "take_in() takes members, sections and a commit timestamp");
+        return NULL;
+    }
+    if (sections_and_stamp(args[1], args[2], &stamp) < 0) return NULL;
+    PyObject *made = pack(args[1], (uint32_t)stamp);
+    const Py_ssize_t count = made == NULL ? 0 : PySequence_Size(args[1]);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *section = PySequence_GetItem(args[1], i);
+        if (section == NULL || apply(args[0], section, args[2]) < 0) Py_CLEAR(made);
+        Py_XDECREF(section);
+    }
     return made;
 }
 

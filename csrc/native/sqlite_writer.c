@@ -5,13 +5,19 @@
  *     writer.begin(millis)             BEGIN IMMEDIATE; waits so long for another connection
  *     writer.append(sql, a, b, data)   one row: two numbers and bytes
  *     writer.commit(hook)              the change number busy, COMMIT, the change number bumped
- *     writer.put(sql, a, b, data, hook)   all three in one statement
+ *     writer.put(sql, a, b, data, hook, wal)   all three in one statement
  *     writer.close()                   before the connection's
+ *
+ * With the descriptor of the WAL, else -1, what `put` has written is on its way to the disk when it
+ * returns: the sync that follows waits the shorter, the more is done before.
  *
  * Each answers with a result code of SQLite, 0 for done; `commit` where it is done with -1 - the
  * pages of the WAL, and so does `put`. What does not wait for a disk keeps the lock of the interpreter: to get it back
  * takes longer, where other threads are busy, than the step itself. */
+#define _GNU_SOURCE
 #include "native/native.h"
+
+#include <fcntl.h>
 
 #include "native/sqlite_api.h"
 
@@ -232,8 +238,18 @@ static int tell(PyObject *hook, const char *name) {
     return done == NULL ? -1 : 0;
 }
 
+/* Has the system begin to write what is new in a file. It waits for nothing, and makes nothing
+ * durable. */
+static void begin_to_write(int descriptor) {
+#ifdef SYNC_FILE_RANGE_WRITE
+    if (descriptor >= 0) sync_file_range(descriptor, 0, 0, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)descriptor;
+#endif
+}
+
 /* Commits: what was begun, or a row by itself. The answer of both. */
-static PyObject *commit(writer_t *self, const row_t *row, PyObject *hook) {
+static PyObject *commit(writer_t *self, const row_t *row, PyObject *hook, int wal) {
     int code = SQLITE_OK;
     mark_busy(self);
     int failed = tell(hook, "status.before_commit");
@@ -242,6 +258,7 @@ static PyObject *commit(writer_t *self, const row_t *row, PyObject *hook) {
         Py_BEGIN_ALLOW_THREADS;
         code = row == NULL ? run(self, self->commit)
                            : append(self, row->a, row->b, row->data, row->len);
+        if (code == SQLITE_OK) begin_to_write(wal);
         Py_END_ALLOW_THREADS;
         if (code == SQLITE_OK) failed = tell(hook, "status.after_commit");
     }
@@ -256,19 +273,21 @@ static PyObject *writer_commit(PyObject *object, PyObject *hook) {
     writer_t *self = (writer_t *)object;
     if (require_open(self) < 0) return NULL;
     const int code = prepare(self, "COMMIT", -1, &self->commit);
-    return code == SQLITE_OK ? commit(self, NULL, hook) : PyLong_FromLong(code);
+    return code == SQLITE_OK ? commit(self, NULL, hook, -1) : PyLong_FromLong(code);
 }
 
 static PyObject *writer_put(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     writer_t *self = (writer_t *)object;
     row_t row;
-    if (n != 5) {
-        PyErr_SetString(PyExc_TypeError, "put() takes SQL, two numbers, bytes and a hook");
+    if (n != 6) {
+        PyErr_SetString(PyExc_TypeError, "put() takes SQL, two numbers, bytes, a hook and the WAL");
         return NULL;
     }
+    const int wal = (int)PyLong_AsLong(args[5]);
+    if (wal == -1 && PyErr_Occurred() != NULL) return NULL;
     const int code = prepare_row(self, args, &row);
     if (code < 0) return NULL;
-    return code == SQLITE_OK ? commit(self, &row, args[4]) : PyLong_FromLong(code);
+    return code == SQLITE_OK ? commit(self, &row, args[4], wal) : PyLong_FromLong(code);
 }
 
 static PyMethodDef methods[] = {

@@ -54,6 +54,15 @@ void words_put(PyObject *object, size_t word, uint64_t value) {
     shared_store(buffer->buf, (size_t)buffer->len, 8 * word, value);
 }
 
+void words_lift(PyObject *object, size_t word, uint64_t value) {
+    const Py_buffer *buffer = &((words_t *)object)->buffer;
+    const size_t len = (size_t)buffer->len;
+    uint64_t known = shared_load(buffer->buf, len, 8 * word);
+    while (known < value && !shared_cas(buffer->buf, len, 8 * word, known, value)) {
+        known = shared_load(buffer->buf, len, 8 * word);
+    }
+}
+
 /* The byte of a word; -1 with IndexError set. */
 static Py_ssize_t offset_of(const words_t *words, PyObject *word) {
     const Py_ssize_t n = words->buffer.len / 8;
@@ -114,24 +123,19 @@ static PyObject *words_swap(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 /* lift(word, value): sets it, where it is less. */
-static PyObject *words_lift(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    const words_t *words = (words_t *)self;
-    const size_t len = (size_t)words->buffer.len;
+static PyObject *lift(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     uint64_t value;
     if (wants("lift", n, 2) < 0) return NULL;
-    const Py_ssize_t at = offset_of(words, args[0]);
+    const Py_ssize_t at = offset_of((words_t *)self, args[0]);
     if (at < 0 || value_of(args[1], &value) < 0) return NULL;
-    uint64_t known = shared_load(words->buffer.buf, len, (size_t)at);
-    while (known < value && !shared_cas(words->buffer.buf, len, (size_t)at, known, value)) {
-        known = shared_load(words->buffer.buf, len, (size_t)at);
-    }
+    words_lift(self, (size_t)at / 8, value);
     Py_RETURN_NONE;
 }
 
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL, NULL
 static PyMethodDef methods[] = {
     {"add", FAST(words_add)},
-    {"lift", FAST(words_lift)},
+    {"lift", FAST(lift)},
     {"load", words_load, METH_O, NULL},
     {"store", FAST(words_store)},
     {"swap", FAST(words_swap)},

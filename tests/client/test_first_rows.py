@@ -299,7 +299,7 @@ def test_what_fails_before_the_commit_point(
     def short(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("txnkv.coordinator.commit_log.payloads.pack", short)
+    monkeypatch.setattr("txnkv.coordinator.commit_log.payloads.take_in", short)
     with pytest.raises(txnkv.UnavailableError, match="Nothing was committed"):
         txn.commit()
     monkeypatch.undo()
@@ -317,7 +317,7 @@ def test_a_full_disk_moves_the_wal(
     checkpointer = status._checkpointer
     monkeypatch.setattr(checkpointer, "after_write", moved.append)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise txnkv.StorageFullError("no room")
 
     monkeypatch.setattr(status, "put", full)

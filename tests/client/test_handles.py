@@ -194,8 +194,8 @@ def test_a_transaction_that_writes_nothing_costs_no_write(
 ) -> None:
     """The OPEN row is lazy: begin and end of an empty transaction do no write to status.db."""
     client.new_transaction().rollback()  # the range of ids
-    status = internals.status(client)
-    before = status.change_number()
+    runtime = internals.store(client).runtime
+    before = runtime.change_number()
     if end == "with":
         with client.transaction() as txn:
             assert txn.get(table, 1) is None
@@ -203,7 +203,7 @@ def test_a_transaction_that_writes_nothing_costs_no_write(
         txn = client.new_transaction()
         assert txn.scan(table).to_arrow().num_rows == 0
         getattr(txn, end)()
-    assert status.change_number() == before
+    assert runtime.change_number() == before
     assert client.transactions() == []
     with pytest.raises(txnkv.TxnNotFoundError, match="never wrote anything"):
         client.transaction_state(txn.id)

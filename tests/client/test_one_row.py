@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.conftest import Process
 
 
@@ -57,6 +58,30 @@ def test_threads_insert_one_key_once(table: txnkv.Table) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(insert, range(16))) == 1
+
+
+def test_the_disk_is_hurried_where_nobody_else_writes(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    process: Callable[..., Process],
+) -> None:
+    """Others would wait for the turn meanwhile."""
+    status, hurried = internals.status(client), []
+    put = status.put
+
+    def noted(*row: Any, hasten: bool) -> None:
+        hurried.append(hasten)
+        put(*row, hasten=hasten)
+
+    monkeypatch.setattr(status, "put", noted)
+    for id in range(3):
+        table.insert((id, None))
+    process("client.table('t').insert((3, None))").finish(0)
+    table.insert((4, None))
+    table.insert((5, None))
+    assert hurried[-4:] == [True, True, False, True]
+    assert table.count() == 6
 
 
 @pytest.mark.parametrize("point", ["log.written", "log.durable"])

@@ -161,10 +161,10 @@ def test_a_reader_costs_nothing_and_never_fails(client: txnkv.Client, rows: txnk
     assert txn.scan(rows).to_arrow().num_rows == 12
     with client.new_session() as session:
         session.update(rows, (15, "new"))
-    before = internals.status(client).change_number()
+    before = internals.store(client).runtime.change_number()
     assert txn.get(rows, 15) == {"id": 15, "v": "old"}
     assert txn.commit() == txn.snapshot
-    assert internals.status(client).change_number() == before
+    assert internals.store(client).runtime.change_number() == before
 
 
 def test_its_own_writes_are_no_conflict(client: txnkv.Client, rows: txnkv.Table) -> None:

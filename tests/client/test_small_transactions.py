@@ -37,8 +37,8 @@ def logged(client: txnkv.Client) -> int:
 
 def test_nothing_is_written_before_the_commit(client: txnkv.Client, table: txnkv.Table) -> None:
     client.new_transaction().rollback()  # the range of ids
-    status = internals.status(client)
-    before = status.change_number()
+    runtime = internals.store(client).runtime
+    before = runtime.change_number()
     txn = client.new_transaction()
     for id in range(20):
         txn.insert(table, (id, "a"))
@@ -49,7 +49,7 @@ def test_nothing_is_written_before_the_commit(client: txnkv.Client, table: txnkv
     assert txn.get(table, 3) == {"id": 3, "v": "b"}
     assert txn.scan(table).to_arrow().num_rows == 21
     assert (table.count(), table.get(3)) == (0, None)
-    assert status.change_number() == before
+    assert runtime.change_number() == before
     assert (stored(client), logged(client)) == (0, 0)
     stamp = txn.commit()
     assert (stored(client), logged(client)) == (0, 1)
@@ -62,7 +62,7 @@ def test_nothing_is_written_before_the_commit(client: txnkv.Client, table: txnkv
 
 def test_a_rollback_writes_nothing(client: txnkv.Client, table: txnkv.Table) -> None:
     client.new_transaction().rollback()
-    before = internals.status(client).change_number()
+    before = internals.store(client).runtime.change_number()
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
@@ -70,7 +70,7 @@ def test_a_rollback_writes_nothing(client: txnkv.Client, table: txnkv.Table) -> 
     txn.rollback()
     assert txn.state is ABORTED
     assert client.transaction_state(txn.id) is ABORTED
-    assert internals.status(client).change_number() == before
+    assert internals.store(client).runtime.change_number() == before
     assert table.count() == 0
     with pytest.raises(txnkv.InvalidTxnStateError, match="rolled back"):
         txn.commit()

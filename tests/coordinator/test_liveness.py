@@ -183,12 +183,12 @@ def test_a_round_that_finds_nothing_new_writes_nothing(world: Any, now: Any) -> 
     world.begin(1)
     maintenance = world.coordinator.maintenance
     maintenance.round()
-    number = world.store.status.change_number()
+    number = world.store.runtime.change_number()
     for _ in range(10):
         now.forward(2)
         world.coordinator.keep_alive(1)
         assert maintenance.round()
-    assert world.store.status.change_number() == number
+    assert world.store.runtime.change_number() == number
 
 
 def test_a_live_serializable_commit_is_left_to_its_process(

@@ -222,10 +222,10 @@ def test_transactions_of_a_participant(world: Any) -> None:
 def test_begin_is_lazy(world: Any) -> None:
     """The OPEN row is written when somebody else needs it; begin alone writes a range of ids."""
     world.row()
-    writes = world.store.status.change_number()
+    writes = world.store.runtime.change_number()
     for _ in range(50):
         world.coordinator.ids.ended(world.row().txn_id)
-    assert world.store.status.change_number() == writes
+    assert world.store.runtime.change_number() == writes
     with world.store.status.read() as cur:
         assert status_table.select(cur) == []
 

@@ -203,15 +203,15 @@ def test_what_other_threads_held_goes_in_a_child_before_it_knows(
 
 
 def test_child_tells_and_hears_of_changes(store: Store, in_child: InChild) -> None:
-    known = store.status.change_number()
+    known = store.runtime.change_number()
 
     def check() -> None:
-        assert store.status.change_number() == known
+        assert store.runtime.change_number() == known
         insert(store, 9)
-        assert store.status.change_number() != known
+        assert store.runtime.change_number() != known
 
     assert in_child(check) == 0
-    assert store.status.change_number() not in (None, known)
+    assert store.runtime.change_number() not in (None, known)
 
 
 def test_grandchild(store: Store, environment: Environment, in_child: InChild) -> None:

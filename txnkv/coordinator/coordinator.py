@@ -195,9 +195,8 @@ class Coordinator:
         own = row.__dict__
         own["txn_id"] = self.ids.begin() if txn_id is None else txn_id
         own["snapshot_ts"] = snapshot
-        own["begin_ts"] = own["last_update_ts"] = stamp_of(
-            max(clock.now_micros() << LOGICAL_BITS, snapshot)
-        )
+        now = clock.now_micros() << LOGICAL_BITS
+        own["begin_ts"] = own["last_update_ts"] = stamp_of(now) if now > snapshot else snapshot
         if micros is not None:
             own["deadline"] = clock.monotonic_micros() + micros
         if age_ts is not None:

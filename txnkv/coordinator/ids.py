@@ -136,16 +136,19 @@ MAX_JUMP: Final = 3_653 * 86_400 * 1_000_000
 """Ten years: what a clock shows that was never set, or runs over; few stores sleep for longer."""
 
 
+_MAX_JUMP: Final = MAX_JUMP << LOGICAL_BITS
+
+
 def following(last: int) -> Timestamp:
     """The timestamp to give after `last`: the wall clock's, or one more.
 
     Raises:
         UnavailableError: the wall clock is more than ten years ahead of the store's.
     """
-    now = max(clock.now_micros(), 0)
-    if now - (last >> LOGICAL_BITS) > MAX_JUMP:
-        refuse_jump(last, now)
-    stamp: Timestamp = stamp_of(max(last + 1, now << LOGICAL_BITS))
+    now = clock.now_micros() << LOGICAL_BITS
+    if now - last > _MAX_JUMP:
+        refuse_jump(last, now >> LOGICAL_BITS)
+    stamp: Timestamp = stamp_of(now if now > last else last + 1)
     return stamp
 
 

@@ -296,7 +296,7 @@ class Maintenance:
         self._store.extents.record_rest()
         if self._nothing_to_do() and not whatever and self.lease.beat():
             return _Led.IDLE
-        number = self._store.status.change_number()
+        number = self._store.runtime.change_number()
         with not_waiting():
             if not self.lease.acquire():
                 return _Led.BY_ANOTHER
@@ -317,7 +317,7 @@ class Maintenance:
 
     def look(self) -> None:
         """Give up what others removed; once in a while, if anything changed."""
-        number, now = self._store.status.change_number(), clock.monotonic_micros()
+        number, now = self._store.runtime.change_number(), clock.monotonic_micros()
         if (number is not None and number == self._looked) or now - self._looked_at < LOOK_EVERY:
             return
         with not_waiting():
@@ -326,7 +326,7 @@ class Maintenance:
         self._looked, self._looked_at = number, now
 
     def _sweep(self) -> None:
-        number = self._store.status.change_number()
+        number = self._store.runtime.change_number()
         with not_waiting():
             for sweep in self._sweeps:
                 if self._stop.is_set():
@@ -360,7 +360,7 @@ class Maintenance:
         """An idle store costs no I/O: nothing changed since a round that found no transaction
         that has not ended.
         """
-        number = self._store.status.change_number()
+        number = self._store.runtime.change_number()
         if number is None or number != self._quiet or self._store.status.wal_is_long():
             return False
         return clock.monotonic_micros() - self._quiet_since < _LOOK_ANYWAY

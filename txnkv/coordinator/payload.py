@@ -119,6 +119,9 @@ class PayloadError(Exception):
 pack: Final = core.pack
 """`pack(sections, commit_ts)` is the payload of a commit. A section keeps the checksum it has."""
 
+take_in: Final = core.take_in
+"""`take_in(members, sections, commit_ts)`: `pack`, and the members, by kind, have applied them."""
+
 
 unpack_whole: Final = core.unpack
 """`unpack_whole(payload, commit_ts)` are kind, id and bytes of each section; None where anything of

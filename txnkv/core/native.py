@@ -77,6 +77,7 @@ except ModuleNotFoundError:
 
 Handlers = _native.Handlers
 IdSet = _native.IdSet
+HistogramBase = _native.Histogram
 Holding = _native.Holding
 MemRowSetBase = _native.MemRowSet
 PinSet = _native.PinSet
@@ -86,12 +87,13 @@ RowReader = _native.Reader
 RowTable = _native.Table
 SharedWords = _native.Words
 SqliteWriter = _native.SqliteWriter
+StoreWords = _native.StoreWords
+Turn = _native.Turn
 Writes = _native.Writes
-end_turn = _native.end_turn
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
 punch_hole = _native.punch_hole
-take_turn = _native.take_turn
+take_in = _native.take_in
 unpack = _native.unpack
 wall_micros = _native.wall_micros
 wire_pack = _native.wire_pack
@@ -100,6 +102,7 @@ wire_unpack = _native.wire_unpack
 __all__ = [
     "CoreError",
     "Handlers",
+    "HistogramBase",
     "MemRowSetBase",
     "PublishedRows",
     "RowReader",
@@ -107,11 +110,12 @@ __all__ = [
     "RowTable",
     "SharedWords",
     "SqliteWriter",
+    "StoreWords",
+    "Turn",
     "Writes",
     "allocate",
     "check",
     "crc32c",
-    "end_turn",
     "ffi",
     "hash64",
     "lib",
@@ -122,7 +126,6 @@ __all__ = [
     "readable",
     "release_pages",
     "sqlite_api",
-    "take_turn",
     "wall_micros",
     "wire_pack",
     "wire_unpack",

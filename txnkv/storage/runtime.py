@@ -27,8 +27,9 @@ import errno
 import os
 import weakref
 from pathlib import Path
+from typing import Final
 
-from txnkv.core import Holding, PinSet, SharedWords
+from txnkv.core import Holding, PinSet, SharedWords, StoreWords
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
 from txnkv.storage.fork import GATE
@@ -56,11 +57,15 @@ from txnkv.storage.runtime_file import (
 NOTHING = (1 << 64) - 1
 """The word of a slot that pins nothing."""
 
+_WORDS: Final = CHANGE, PENDING, COMMITTED, SYNCED, SYNC_FAILED, DURABLE
+
 _PID, _START, _SNAPSHOT, _MANIFEST = 0, 1, 2, 3
 
 
-class Runtime:
+class Runtime(StoreWords):
     """The runtime file of a store in this process. Shared by threads; one a process and store.
+
+    What every commit and read asks of it is in C (csrc/native/store_words.c).
 
     Attributes:
         words: of the file, by index; None while it is not mapped.
@@ -127,23 +132,10 @@ class Runtime:
             if file is not None:
                 self._clear_slot()
                 self.words = None
+                self.aim(None, _WORDS)
                 file.detach()
 
     # -- the change number -------------------------------------------------------------
-
-    def change_number(self) -> int | None:
-        """The number of the last acknowledged change; None while one is under way: look.
-
-        Whoever sees the same number again has missed nothing in between.
-        """
-        words = self.words
-        number = (self._attached() if words is None else words)[CHANGE]
-        return None if number & 1 else number
-
-    def change_word(self) -> int:
-        """The number as it stands: odd while a change is under way, one above the last."""
-        words = self.words
-        return (self._attached() if words is None else words)[CHANGE]
 
     def change_view(self) -> memoryview:
         """The word itself, which lives as long as its view."""
@@ -155,28 +147,6 @@ class Runtime:
         return (self._file or self._attach()).shared
 
     # -- what is on the disk -----------------------------------------------------------
-
-    def all_synced(self) -> bool:
-        """Return True when every commit that could be seen at the call is on the disk."""
-        file = self._file or self._attach()
-        return file.load(PENDING) == file.load(SYNCED)
-
-    def to_sync(self) -> int | None:
-        """Return the number of commits done, for `note_synced` when a sync has followed; None
-        where a sync failed: later ones say nothing of what came before.
-        """
-        file = self._file or self._attach()
-        return None if file.load(SYNC_FAILED) else file.load(COMMITTED)
-
-    def note_synced(self, count: int) -> bool:
-        """The first `count` commits are on the disk. False, and nothing is noted, where another
-        sync failed meanwhile: the system tells of that once, so that this one did not hear of it.
-        """
-        file = self._file or self._attach()
-        if file.load(SYNC_FAILED):
-            return False
-        file.lift(SYNCED, count)
-        return True
 
     def note_sync_failed(self, failed: bool) -> None:
         """A sync failed, or what came before was made durable in another way."""
@@ -192,10 +162,6 @@ class Runtime:
         # Their writers may not have said so yet, and others are to see no less than the caller.
         self.raise_durable(latest)
         return latest
-
-    def raise_durable(self, timestamp: int) -> None:
-        """All commits at or below `timestamp` are on the disk."""
-        (self._file or self._attach()).lift(DURABLE, timestamp)
 
     @property
     def regained(self) -> bool:
@@ -345,6 +311,7 @@ class Runtime:
     def after_fork_in_child(self) -> None:
         """Forgets mapping, slot and pins; the inherited descriptor is left open on purpose."""
         self.words = None
+        self.aim(None, _WORDS)
         self._file = None
         self._slot = None
         self.withdraw_pins()
@@ -368,6 +335,7 @@ class Runtime:
             if self._file is None:
                 self._file = self._open_file()
                 self.words = self._file.words
+                self.aim(self._file.shared, _WORDS)
             return self._file
 
     def _is_closed(self) -> ClosedError:

@@ -227,10 +227,6 @@ class StatusDatabase:
             )
         self._runtime.note_sync_failed(False)
 
-    def change_number(self) -> int | None:
-        """The runtime's change number: the same number again means nothing was missed."""
-        return self._runtime.change_number()
-
     # -- looking after -----------------------------------------------------------------
 
     def refuse_writes(self) -> None:
@@ -397,8 +393,9 @@ class StatusDatabase:
         finally:
             cursor.close(True)
 
-    def put(self, sql: str, a: int, b: int, data: bytes) -> None:
-        """Write a row of two numbers and bytes, in a turn; to be synced.
+    def put(self, sql: str, a: int, b: int, data: bytes, *, hasten: bool) -> None:
+        """Write a row of two numbers and bytes, in a turn; to be synced. With `hasten` it is on
+        its way to the disk then: the turn takes 12 us longer, and the sync waits shorter.
 
         Raises:
             BusyError: somebody is in the way; nothing was done.
@@ -407,7 +404,8 @@ class StatusDatabase:
         """
         assert self._native is not None
         try:
-            code = self._native.put(sql, a, b, data, fault_point if armed else None)
+            hook, wal = fault_point if armed else None, self._wal.descriptor if hasten else -1
+            code = self._native.put(sql, a, b, data, hook, wal)
             if code > 0:
                 if code & 0xFF == apsw.SQLITE_BUSY:
                     raise BusyError(f"{self.path} is busy: try again")

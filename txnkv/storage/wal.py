@@ -60,11 +60,14 @@ class WalFile:
     """The file beside a database. Shared by threads.
 
     SQLite keeps its locks on other files, so this one may be opened and closed at will.
+
+    Attributes:
+        descriptor: -1 until the first sync.
     """
 
     def __init__(self, database: Path) -> None:
         self.path = database.with_name(database.name + "-wal")
-        self._descriptor: int | None = None
+        self.descriptor = -1
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -81,10 +84,10 @@ class WalFile:
         Raises:
             OSError: the disk failed; nothing is known of what was written since the last sync.
         """
-        descriptor = self._descriptor
-        if descriptor is None:
+        descriptor = self.descriptor
+        if descriptor < 0:
             try:
-                descriptor = self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return  # nothing was ever committed
         if hasattr(os, "fdatasync"):
@@ -111,8 +114,8 @@ class WalFile:
 
     def close(self) -> None:
         """Closes the file; it opens again when it is needed. Nobody is syncing it."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
             os.close(descriptor)
 
 

@@ -205,46 +205,22 @@ class FolderTurn(WriteTurn):
             os.close(descriptor)  # and so unlocked
 
 
-class WriteQueue(WriteTurn):
+class WriteQueue(core.Turn, WriteTurn):
     """A turn over a file of its own, which stays open.
 
-    `acquire` also raises ClosedError when the queue was retired, and StoreNotFoundError when the
-    file was removed or the queue refuses.
+    As a rule nobody else has it for long, here or on the machine: `take` tries for half a
+    millisecond, ahead of those that queue for it. `acquire` also raises ClosedError when the queue
+    was retired, and StoreNotFoundError when the file was removed or the queue refuses.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._descriptor: int | None = None
-        self._retired = False
-        self._refusing = False
+    _retired = False
 
     def acquire(self, *, wait: bool = True) -> None:
         """Waits for its turn."""
-        if not self.take():
-            super().acquire(wait=wait)
-
-    def take(self) -> bool:
-        """Take the turn. As a rule nobody else has it for long, here or on the machine: it is tried
-        for half a millisecond, ahead of those that queue for it.
-        """
-        me = threading.get_ident()
-        if self._owner != me and self._lock.acquire(blocking=False):
-            descriptor = self._descriptor
-            refused = self._retired or self._refusing
-            if descriptor is not None and not refused and core.take_turn(descriptor):
-                self._owner, self._tried_only = me, 0.0
-                return True
-            self._lock.release()
-        return False
-
-    def release(self) -> None:
-        """Lets the next one go on."""
-        self._owner = None
-        try:
-            if self._descriptor is not None:
-                core.end_turn(self._descriptor)
-        finally:
-            self._lock.release()
+        if self.take():
+            self._tried_only = 0.0
+        else:
+            WriteTurn.acquire(self, wait=wait)
 
     def _locked(self, descriptor: int) -> None:
         if self._refusing or os.fstat(descriptor).st_nlink == 0:

@@ -287,7 +287,7 @@ class Topics(Catalog[TopicInfo]):
 
     def look(self, partition_id: int) -> Look:
         """Return what was given of a partition. No I/O while nothing is committed in the store."""
-        number = self.store.status.change_number()
+        number = self.store.runtime.change_number()
         known = self._looks.get(partition_id)
         if known is not None and known[0] == number:
             return known[1]

@@ -20,6 +20,7 @@ Which of these it is, and what it may do then, is said by `local_state`.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -104,6 +105,7 @@ class TxnContext:
         on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
         touched: it was given more than the rows in memory.
+        ending: held by whoever flushes sessions for the end, once there are some.
     """
 
     lock_timeout: float = LOCK_TIMEOUT
@@ -111,6 +113,7 @@ class TxnContext:
     hold: Hold | None = None
     on_commit: Callable[[], None] | None = None
     name: str | None = None
+    ending: threading.RLock | None = None
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None
     _storing = False
@@ -376,9 +379,8 @@ class TxnContext:
         if at is not Local.IN_MEMORY and at is not Local.STORED:
             raise self.not_open(what)
         if self._own is None:
-            self._own = SmallParts(
-                self.instance, self.row, self.reads, transactional=self.transactional
-            )
+            own = self.instance, self.row, self.reads
+            self._own = SmallParts(*own, transactional=self.transactional)
         self._own.hold = self.hold
         return self._own
 
@@ -579,7 +581,7 @@ class TxnContext:
             committed = state is TxnState.COMMITTED or state is TxnState.FINALIZE_IN_PROGRESS
             local.move(Local.COMMITTED if committed else Local.ABORTED)
             own, self._own = self._own, None
-            if own is not None and (rows := own.written) is not None and rows.memories:
+            if own is not None and own.rows.memories:
                 self.touched = True
             for session in self.sessions:
                 session.end()

@@ -223,7 +223,8 @@ class LocalState:
         if to not in MOVES[self.at]:
             raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
         if self.hand is not None:
-            self.withdraw()
+            self.hand.withdraw()
+            self.hand = None
         self.at = to
         if to is Local.STORED:
             self.stored = True

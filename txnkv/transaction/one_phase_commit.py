@@ -11,7 +11,6 @@ did not come to light by that write never does.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
@@ -50,20 +49,15 @@ _LONGEST_PAUSE: Final = 0.05
 """Seconds between two tries to commit, while another transaction has a lock."""
 
 
-def is_brief(context: TxnContext, ending: threading.RLock | None) -> bool:
-    """Tell whether a commit would soon end: little waits, and nobody else is at it.
-
-    Args:
-        context: of the transaction.
-        ending: the lock of whoever ends it, where there is one.
-    """
+def is_brief(context: TxnContext) -> bool:
+    """Tell whether a commit would soon end: little waits, and nobody else is at it."""
     if context.local.at is not Local.IN_MEMORY or context.row.deadline is None:
         return False
     lock = context.lock
     if not lock.acquire(False):
         return False
     lock.release()
-    if ending is not None:
+    if (ending := context.ending) is not None:
         if not ending.acquire(blocking=False):
             return False
         ending.release()

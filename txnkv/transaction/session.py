@@ -438,7 +438,7 @@ class Session(Closing):
             return True
         return self._context is not None and self._context.unsettled
 
-    @shielded_unless(lambda self: self._context is not None and is_brief(self._context, None))
+    @shielded_unless(lambda self: self._context is not None and is_brief(self._context))
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
         self._wait_for_background()

@@ -143,7 +143,7 @@ class Transaction(Closing):
 
     # -- commit ------------------------------------------------------------------------
 
-    @shielded_unless(lambda t: one_phase_commit.is_brief(t.context, vars(t).get("_ending")))
+    @shielded_unless(lambda self: one_phase_commit.is_brief(self.context))
     def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it.
 
@@ -239,7 +239,7 @@ class Transaction(Closing):
 
     # -- rollback ----------------------------------------------------------------------
 
-    @shielded_unless(lambda t: one_phase_commit.is_brief(t.context, vars(t).get("_ending")))
+    @shielded_unless(lambda self: one_phase_commit.is_brief(self.context))
     def rollback(self) -> None:
         """Abort, and return when every participant has dropped what was staged. Twice is fine.
 
@@ -549,7 +549,7 @@ class Transaction(Closing):
     @property
     def _gate(self) -> Any:
         """Held while sessions are flushed for the end, so made where there are some."""
-        return self.__dict__.get("_ending") or self.__dict__.setdefault("_ending", new_rlock())
+        return self.context.ending or vars(self.context).setdefault("ending", new_rlock())
 
     def abort_for(self, reason: str) -> None:
         """Abort it, for a reason that whoever goes on to use it is told."""

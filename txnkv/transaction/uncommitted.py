@@ -75,12 +75,11 @@ class SmallParts:
         transactional: False for a write outside of any transaction.
 
     Attributes:
-        written: its rows, once there are some.
+        rows: its rows, to be written to.
         hold: keeps what is acknowledged while the transaction is tried again.
     """
 
     hold: Hold | None = None
-    written: SmallWrites | None = None
     _outbox: Outbox | None = None
     _marks: Marks | None = None
 
@@ -96,27 +95,17 @@ class SmallParts:
         self._row = row
         self._reads = reads
         self._transactional = transactional
+        self.rows = SmallWrites(instance.engine, row, reads, transactional=transactional)
 
     @property
     def too_large(self) -> bool:
         """More than a row of the commit log should hold."""
-        rows, outbox = self.written, self._outbox
-        return (rows is not None and rows.too_large) or (outbox is not None and outbox.too_large)
+        return self.rows.too_large or (self._outbox is not None and self._outbox.too_large)
 
     @property
     def shown(self) -> SmallWrites | None:
         """The rows that its reads see; None when there are none."""
-        rows = self.written
-        return None if rows is None or rows.empty else rows
-
-    @property
-    def rows(self) -> SmallWrites:
-        """The rows of the transaction, to be written to."""
-        if self.written is None:
-            self.written = SmallWrites(
-                self._instance.engine, self._row, self._reads, transactional=self._transactional
-            )
-        return self.written
+        return self.rows if self.rows.memories else None
 
     @property
     def outbox(self) -> Outbox:
@@ -138,10 +127,9 @@ class SmallParts:
         """Return the commit of all parts, for the commit log; None when they are empty."""
         outbox = self._outbox
         if outbox is None or outbox.empty:
-            rows = self.written or self.rows
-            if not rows.memories and self._marks is None:
+            if not self.rows.memories and self._marks is None:
                 return None
-            commit = rows.commit()
+            commit = self.rows.commit()
         else:
             commit = self._commit_with(outbox)
         return commit if self._marks is None else self._marks.within(commit)
@@ -163,7 +151,7 @@ class SmallParts:
         rows, outbox = self.shown, self._outbox
         if rows is not None:
             staging.stage_evaluated(self._instance.engine, context, rows.evaluated())
-        self.written = None
+        self.rows = self.rows.anew()
         if outbox is not None and not outbox.empty:
             outbox.stage(context.row)
         self._outbox = None

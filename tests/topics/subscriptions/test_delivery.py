@@ -198,7 +198,7 @@ def test_two_consumers_share_a_large_message_and_what_lies_between(client: txnkv
 
 
 def writes(client: txnkv.Client) -> int:
-    number = internals.status(client).change_number()
+    number = internals.store(client).runtime.change_number()
     assert number is not None
     return number
 

@@ -399,9 +399,9 @@ def test_workers_that_come_and_go_at_once_keep_the_order(
 
 def test_one_that_waits_for_others_writes_nothing(client: txnkv.Client, topic: txnkv.Topic) -> None:
     one, two, (message,) = two_with_a_key_between(client, topic)
-    before = internals.status(client).change_number()
+    before = internals.store(client).runtime.change_number()
     assert two.receive(timeout=0.3) is None
-    assert internals.status(client).change_number() == before
+    assert internals.store(client).runtime.change_number() == before
     one.ack(message)
     found = two.receive(timeout=60)
     assert found is not None

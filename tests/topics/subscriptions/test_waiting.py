@@ -73,10 +73,10 @@ def test_one_looks_for_all_that_wait(
     until(lambda: asleep(client) == 19)
     with monkeypatch.context() as counted:
         counted.setattr(watch, "nap", nap)
-        start = internals.status(client).change_number()
+        start = internals.store(client).runtime.change_number()
         until(lambda: len(lookers) > 20)
         assert len({*lookers}) == 1
-        assert internals.status(client).change_number() == start
+        assert internals.store(client).runtime.change_number() == start
     send(client, "for all")
     until(lambda: all(found))
     assert {each[0].value for each in found} == {b"for all"}

@@ -31,10 +31,10 @@ from txnkv.coordinator import (
     Verdict,
     held,
     partition_locks,
-    past_timeout,
     payload,
 )
 from txnkv.errors import TransactionConflictError, TransactionLockedError, TransactionTimedOutError
+from txnkv.storage import clock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
@@ -218,8 +218,8 @@ def validate(
         SchemaChangedError: a table was altered.
         CorruptionError: a tablet is damaged, and takes no writes.
     """
-    log = tables.log
-    if past_timeout(row):
+    log, deadline = tables.log, row.deadline
+    if deadline is not None and clock.monotonic_micros() > deadline:  # begun here: on this boot
         raise timed_out(row, "commit")
     if cur is None:
         if log.catalog_version != catalog or log.locked or reads is not None:

@@ -91,6 +91,11 @@ class SmallWrites(core.Writes):
         add_key = None if reads is None else reads.add_key
         self.start(tables.ground, row.snapshot_ts, add_key, limits)
 
+    def anew(self) -> SmallWrites:
+        """No rows yet, of the same transaction."""
+        own = self._tables, self._row, self._reads
+        return SmallWrites(*own, transactional=self._transactional)
+
     @cached_property
     def _view(self) -> ReadView:
         return ReadView(self._row.snapshot_ts, reads=self._reads)
@@ -98,10 +103,6 @@ class SmallWrites(core.Writes):
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
         return self.memories.get(tablet_id)
-
-    @property
-    def empty(self) -> bool:
-        return not self.memories
 
     # -- batches -----------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class Exclusive:
             return
         while True:
             commits = self._commits
-            number = self._store.status.change_number()
+            number = self._store.runtime.change_number()
             found = None
             with self._store.status.read(durable=False) as cur:
                 version = self._version(cur)
@@ -397,7 +397,7 @@ class Exclusive:
 
     def current(self, cur: apsw.Cursor) -> bool:
         """Tell whether memory is the whole truth, inside a write to status.db."""
-        if self._number is not None and self._number == self._store.status.change_number():
+        if self._number is not None and self._number == self._store.runtime.change_number():
             return True
         (version,) = one(
             cur, "SELECT coalesce((SELECT version FROM subscriptions WHERE id = ?), -2)",

@@ -166,7 +166,7 @@ class LeaseReader(DeliveryReader):
 
     def _look(self) -> bool:
         """Find when leases are due, and read ahead; tell whether a source has more to look at."""
-        number = self._store.status.change_number()
+        number = self._store.runtime.change_number()
         if number is None or number != self._number:
             with self._store.status.read(durable=False) as cur:
                 dispatched = self._dispatched(cur)
@@ -551,7 +551,7 @@ class LeaseHolders:
         if self._dead or now < self._looked + _APART:
             return self._dead
         self._looked = now
-        number = self._store.status.change_number()
+        number = self._store.runtime.change_number()
         if number is None or number != self._number:
             with self._store.status.read(durable=False) as cur:
                 self._read(cur)

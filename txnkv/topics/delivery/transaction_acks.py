@@ -301,7 +301,7 @@ class TransactionAcks:
 
     def _delete(self, cur: apsw.Cursor, acks: HeldAcks, state: Exclusive, wanted: Held) -> None:
         acks.deleted = state.applied(wanted)
-        acks.number = self._store.status.change_number()
+        acks.number = self._store.runtime.change_number()
         state.delete(cur, acks.deleted)
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:

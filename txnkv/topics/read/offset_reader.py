@@ -577,11 +577,11 @@ class Ends:
     @brief
     def look(self) -> None:
         """Read the next offsets as they are now; those of commits not durable yet are seen."""
-        status = self._topics.store.status
-        number = status.change_number()
+        store = self._topics.store
+        number = store.runtime.change_number()
         if number is not None and number == self._number:
             return
-        with status.read(durable=False) as cur:
+        with store.status.read(durable=False) as cur:
             found = cur.execute(
                 "SELECT id, next_offset FROM partitions WHERE topic_id = ?", (self._topic.id,)
             )
