@@ -117,6 +117,7 @@ class CommitLog:
         self._last_given = 0
         self.visible = Timestamp(0)
         self._current: int | None = None  # change number for which memory and clock are complete
+        self._after: int | None = None  # change number after the last group of this process
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
         self._before: Timestamp | None = None  # the group: the latest commit, where it was had
@@ -486,7 +487,7 @@ class CommitLog:
 
     def _note_written(self, number: int | None, last: Timestamp | None) -> None:
         with self.lock:
-            self._current = number
+            self._current = self._after = number
             if last is None:
                 self._in_flight = ()
                 self._show()
@@ -502,22 +503,22 @@ class CommitLog:
         try:
             with self.lock:
                 number = self.runtime.change_number()
-                by_itself = number is not None and self._current == number
-                if not by_itself:
+                if number is None or self._current != number:
                     with status.reading() as cur:
                         self._catch_up(cur)
                 latest = self._applied
                 if number is None or not commit.validate(None, latest):
                     return None
                 stamp = following(self._last_given)
+                # Others would wait for their turn meanwhile.
+                nobody_else = number == self._after
                 self._taken, self._before = [commit.sections], latest
                 payload = payloads.take_in(self._members, commit.sections, stamp)
                 self._let_fly(number)
             if armed:
                 fault_point("log.written")
             written = True
-            # Where others write too, they wait for the turn, and nobody for the disk alone.
-            status.put(_INSERT, stamp, commit.txn_id, payload, hasten=by_itself)
+            status.put(_INSERT, stamp, commit.txn_id, payload, hasten=nobody_else)
         except BusyError:
             self._undo()
             return None
