@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_275, "server": 1_403,
+    "remote": 2_275, "server": 1_410,
     "topics": 12_320, "tables": 9_655, "storage": 4_500, "cli": 5_017, "coordinator": 3_176,
-    "transaction": 3_401, "core": 3_528, "spark": 2_281, "client": 4_133, "aio": 588,
+    "transaction": 3_401, "core": 3_528, "spark": 2_281, "client": 4_138, "aio": 588,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -108,6 +108,7 @@ client, core, tables, topics: arguments of a wrong type, and times that Python h
 client, core, spark, tables, topics, transaction: zones that are looked up, dumps that say what they
 lack, history that is raised. topics: what came back is no part of a cumulative ack.
 tables: what numpy and polars have.
+server: columns by their numbers. client: numbers of producers that are given once.
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 core, transaction: single calls go straight to the rows in C. coordinator, storage: a commit beside

@@ -194,6 +194,30 @@ def test_few_rows_come_as_here(store: txnkv.Client, remote: Remote) -> None:
     assert sum(len(row["v"]) for row in there.scan(where=few)) == 3_000_000
 
 
+def test_rows_that_wait_go_into_the_columns_of_their_call(
+    store: txnkv.Client, remote: Remote
+) -> None:
+    """Whatever these are named by the time of the flush."""
+    columns = {"id": "int64", "price": "int64?", "cost": "int64?", "old": "int64?"}
+    here = store.create_table("named", txnkv.Schema(columns, primary_key=["id"]))
+    client = remote()
+    session, late, txn = client.new_session(), client.new_session(), client.new_transaction()
+    txn.get("named", 1)
+    there, row = client.table("named"), {"price": 100, "cost": 7}
+    session.upsert(there, {"id": 1, **row})
+    txn.upsert(there, {"id": 2, **row})
+    here.alter(rename={"price": "cost", "cost": "price"})
+    session.flush()
+    assert list(here.scan()) == [{"id": 1, "cost": 100, "price": 7, "old": None}]
+    with pytest.raises(txnkv.SchemaChangedError):
+        txn.commit()
+    late.upsert(there, {"id": 3, "old": 1})
+    here.alter(drop=["old"])
+    with pytest.raises(txnkv.SchemaChangedError):
+        late.flush()
+    assert here.count() == 1
+
+
 def test_an_exactly_once_pipe(store: txnkv.Client, remote: Remote) -> None:
     client = remote()
     topic = client.topic("events")

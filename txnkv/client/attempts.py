@@ -51,6 +51,7 @@ _NAMES: Final = Schema(
     primary_key=["name"],
 )
 _MOST_EPOCH: Final = 32_766
+_NUMBERS_BITS: Final = 40
 """Kafka's clients have 16 bits for it."""
 
 _Row = Mapping[str, Any] | None
@@ -91,6 +92,15 @@ def names_table(connection: Connection) -> Table:
     if found is None:
         found = engine.provide(NAMES_TABLE, _NAMES, Partitioning.of(_NAMES, None))
     return Table(connection, found)
+
+
+def producer_number(table: Table) -> int:
+    """Return a number that no producer has or had: logs remember the batches of each.
+
+    Args:
+        table: of names; one that is made again counts from the start.
+    """
+    return (table.info.id << _NUMBERS_BITS) + table.next_id()
 
 
 def claim_name(
@@ -210,17 +220,18 @@ def _end(connection: Connection, name: str, id: int) -> None:
 
 def _following(table: Table, row: _Row) -> Claim:
     if row is None or row["epoch"] >= _MOST_EPOCH:
-        return Claim(table.next_id(), 0)
+        return Claim(producer_number(table), 0)
     return Claim(row["id"], row["epoch"] + 1)
 
 
 def _move(connection: Connection, seen: _Row, row: tuple[Any, ...]) -> bool:
     """Write the row of a name, if it is as it was seen."""
+    table = names_table(connection)  # somebody may have dropped the one of before
     try:
         with Transaction.begin(connection) as change:
-            if change.get(NAMES_TABLE, row[0]) != seen:
+            if change.get(table, row[0]) != seen:
                 return False
-            change.upsert(NAMES_TABLE, row)
+            change.upsert(table, row)
     except TransactionConflictError:
         return False
     return True

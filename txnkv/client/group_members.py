@@ -90,7 +90,7 @@ def offsets_table(client: GroupClient) -> Table:
     """Return the table of positions; it is made at its first use."""
     with suppress(TableNotFoundError):
         found = client.table(OFFSETS_TABLE)
-        if found.schema.names == _OFFSETS.names:
+        if {*_OFFSETS.names} <= {*found.schema.names}:
             return found
     return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
 

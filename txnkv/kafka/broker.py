@@ -230,7 +230,6 @@ class Broker:
         self.groups = Groups()
         self.work = ByteRoom(_WORK_BYTES)
         self._making = new_lock()
-        self._offsets: Table | None = None
         self.ids.resume()
 
     @property
@@ -278,11 +277,9 @@ class Broker:
 
     @property
     def offsets(self) -> Table:
-        """The table of committed offsets; made at the first use."""
+        """The table of committed offsets, made at the first use; somebody may have dropped it."""
         with self._making:
-            if self._offsets is None:
-                self._offsets = offsets_table(self.client)
-            return self._offsets
+            return offsets_table(self.client)
 
     def forget_offsets(self, group: str) -> None:
         """Delete the offsets of a group."""

@@ -44,6 +44,7 @@ from txnkv.client import (
     begin_transaction,
     claim_name,
     names_table,
+    producer_number,
 )
 from txnkv.coordinator import PARTITION, TxnId, TxnState, past_timeout, status_table
 from txnkv.errors import (
@@ -86,6 +87,7 @@ class _Producer:
         before: the id and epoch from which it went on, when it said so.
         empty: partitions that were added and to which nothing came.
         states: batches that came, by partition; what is not there is looked up.
+        offsets: those in the transaction, and the ids of their topics.
         row: of the name, as it was written here last; None where it has to be looked up.
     """
 
@@ -101,7 +103,7 @@ class _Producer:
         self.partitions: set[int] = set()
         self.empty: set[int] = set()
         self.states: dict[int, producers.ProducerState | None] = {}
-        self.offsets: frozenset[OffsetKey] = frozenset()
+        self.offsets: Mapping[OffsetKey, int | None] = {}
         self.row: Mapping[str, Any] | None = None
 
     def require(self, named: Named) -> None:
@@ -186,7 +188,7 @@ class TransactionalIds:
 
     def new_id(self) -> int:
         """Return a number of a producer that no other has."""
-        return self.table.next_id()
+        return producer_number(self.table)
 
     def named(self) -> list[tuple[str, int, int, int | None]]:
         """Name, number, epoch and last transaction of each producer that is known."""
@@ -426,7 +428,7 @@ class TransactionalIds:
                 for row in rows.values():
                     txn.upsert(table, row)
                 txn.flush()
-            producer.offsets |= rows.keys()
+            producer.offsets = {**producer.offsets, **self._with_topics(rows)}
 
     def pending(self) -> frozenset[OffsetKey]:
         """Return the offsets that open transactions have. Who reads offsets asks before."""
@@ -436,7 +438,7 @@ class TransactionalIds:
         for producer in every:
             offsets, txn = producer.offsets, producer.txn
             if offsets and txn is not None and not self._has_ended(txn):
-                found |= offsets
+                found |= offsets.keys()
         return found
 
     def _has_ended(self, txn: Transaction) -> bool:
@@ -471,7 +473,10 @@ class TransactionalIds:
                 raise InvalidTxnStateError("somebody has aborted it")
             self._roll_back(producer)
             return
+        gone = self._with_topics(producer.offsets).items() ^ producer.offsets.items()
         try:
+            for key in {key for key, _ in gone}:  # the topic of this name is another by now
+                txn.delete_ignore(OFFSETS_TABLE, key)
             txn.commit()
         except TransactionConflictError as error:
             self._roll_back(producer)
@@ -506,7 +511,7 @@ class TransactionalIds:
             return
         context = TxnContext(instance, row, stored=True)
         txn = Transaction(self._client, context, joined=False, keepalive=True)
-        producer.offsets = frozenset(self._offsets_of(txn))
+        producer.offsets = self._with_topics(self._offsets_of(txn))
         if row.timeout is not None:
             producer.timeout = row.timeout / 1e6
         producer.txn, producer.last, producer.committed = txn, None, None
@@ -528,6 +533,11 @@ class TransactionalIds:
             if (seen := there.get(tuple(row.values())[:3])) is None or row["committed"] > seen
         ]
 
+    def _with_topics(self, keys: Iterable[OffsetKey]) -> dict[OffsetKey, int | None]:
+        """Ids of the topics of offsets, as of now; None for one that is not there."""
+        topics = [(key, self._client.instance.topics.find(key[1])) for key in keys]
+        return {key: None if topic is None else topic.id for key, topic in topics}
+
     def _roll_back(self, producer: _Producer) -> None:
         if producer.txn is not None:
             with suppress(InvalidTxnStateError, TxnNotFoundError):
@@ -541,7 +551,7 @@ class TransactionalIds:
         empty, producer.empty = producer.empty, set()
         if txn is not None and committed is not None:
             self._mark(txn, empty, commit=committed)
-        producer.offsets = frozenset()
+        producer.offsets = {}
 
     def _mark(self, txn: Transaction, ids: Iterable[int], *, commit: bool) -> None:
         """Give logs to which nothing came the marker that a broker gives them, too."""

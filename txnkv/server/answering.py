@@ -41,7 +41,7 @@ from txnkv.errors import (
 from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Limits, Reference
 from txnkv.server.users import About
-from txnkv.tables import DELETES, arrow_input, lookup
+from txnkv.tables import DELETES, arrow_input, lookup, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
@@ -309,7 +309,7 @@ def _require_table(guest: Guest, client: Client, parts: Any) -> None:
 
 
 def _rows(guest: Guest, target: Session | Transaction, runs: Any) -> None:
-    for op, table, names, rows in runs:
+    for op, table, columns, rows in runs:
         found = guest.resolve(table, "write").value
         if op not in _ROW_CALLS:
             raise ValueError(f"there is no operation {op!r} on rows")
@@ -318,7 +318,14 @@ def _rows(guest: Guest, target: Session | Transaction, runs: Any) -> None:
             for key, *more in rows:
                 add(found, (key, *more) if more else key)
             continue
-        as_they_are = found.info.schema.names == names
+        schema = found.schema
+        if isinstance(target, Transaction):
+            schema = target.context.table_at_begin(found.info).schema
+        known = {id: name for name, id in schema.ids.items()}
+        if not known.keys() >= {*columns}:
+            raise table_catalog.changed(found.info)
+        names = [known[id] for id in columns]  # they may have others by now
+        as_they_are = schema.names == names
         for row in rows:
             if as_they_are and arrow_input.MISSING not in row:
                 add(found, tuple(row))
