@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_275, "server": 1_410,
-    "topics": 12_320, "tables": 9_655, "storage": 4_500, "cli": 5_017, "coordinator": 3_176,
-    "transaction": 3_401, "core": 3_528, "spark": 2_281, "client": 4_138, "aio": 588,
+    "topics": 12_332, "tables": 9_667, "storage": 4_503, "cli": 5_017, "coordinator": 3_189,
+    "transaction": 3_425, "core": 3_528, "spark": 2_281, "client": 4_145, "aio": 588,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -109,6 +109,8 @@ client, core, spark, tables, topics, transaction: zones that are looked up, dump
 lack, history that is raised. topics: what came back is no part of a cumulative ack.
 tables: what numpy and polars have.
 server: columns by their numbers. client: numbers of producers that are given once.
+coordinator, storage, tables, topics: a status.db that lacks what was durable. client, topics,
+transaction: arguments that are no numbers, named.
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 core, transaction: single calls go straight to the rows in C. coordinator, storage: a commit beside

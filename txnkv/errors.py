@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 
 class TxnkvError(Exception):
@@ -238,3 +239,12 @@ class StorageFullError(TxnkvError):
 
 class ClosedError(TxnkvError):
     """The client, session or transaction handle was closed."""
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def require_number(name: str, given: object, unit: str = "seconds", *, whole: bool = False) -> None:
+    """Refuse an argument with TypeError that is no number; with `whole`, no integer."""
+    if isinstance(given, bool) or not isinstance(given, Integral if whole else Real):
+        raise TypeError(f"{name} is a number of {unit}, not the {type(given).__name__} {given!r}")

@@ -92,6 +92,10 @@ static PyObject *turn_take(PyObject *object, PyObject *none) {
 static PyObject *turn_release(PyObject *object, PyObject *none) {
     turn_t *turn = (turn_t *)object;
     (void)none;
+    if (turn->release_here == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the turn has no lock");
+        return NULL;
+    }
     turn->owner = 0;
     const int failed = turn->descriptor < 0 || flock(turn->descriptor, LOCK_UN) == 0 ? 0 : errno;
     PyObject *released = PyObject_CallNoArgs(turn->release_here);

@@ -26,7 +26,7 @@ from txnkv.coordinator import (
     applications,
     repair_clock,
 )
-from txnkv.errors import TableNotFoundError, TopicNotFoundError
+from txnkv.errors import TableNotFoundError, TopicNotFoundError, require_number
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
 from txnkv.tables import History, PartitionBy, Partitioning, Schema, TableInfo, seconds_of
@@ -141,6 +141,7 @@ class Client(Connection, Closing):
         Raises:
             TableNotFoundError: there is none, and `missing_ok` is false.
         """
+        require_number("keep", keep)
         if not 0 <= keep <= 1e9:
             raise ValueError(f"keep is seconds, 0 to 1e9, not {keep!r}")
         self.require_writable()

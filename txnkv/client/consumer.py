@@ -12,7 +12,7 @@ from typing import Final, get_args
 import pyarrow as pa
 
 from txnkv.core import MESSAGES
-from txnkv.errors import ClosedError, CorruptionError, TxnkvError
+from txnkv.errors import ClosedError, CorruptionError, TxnkvError, require_number
 from txnkv.storage import brief, new_rlock, shielded
 from txnkv.topics import (
     HELD_BYTES,
@@ -227,6 +227,7 @@ class Consumer(Closing):
         Raises:
             ValueError: it does not read this partition, or the offset is below 0.
         """
+        require_number("offset", offset, "messages", whole=True)
         if offset < 0:
             raise ValueError(f"offsets begin at 0, not {offset}")
         if self._on_its_way:

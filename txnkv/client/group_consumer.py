@@ -38,6 +38,7 @@ from txnkv.errors import (
     OffsetOutOfRangeError,
     TransactionConflictError,
     TxnkvError,
+    require_number,
 )
 from txnkv.storage import clock
 from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start
@@ -229,6 +230,7 @@ class GroupConsumer(Closing):
             OffsetOutOfRangeError: the partition ends before this offset.
             ValueError: it does not read it, or the offset is below 0.
         """
+        require_number("offset", offset, "messages", whole=True)
         self.position(partition)
         end = self._topic.end_offsets()[partition]
         if offset > end:

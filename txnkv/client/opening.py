@@ -6,6 +6,7 @@ import os
 
 from txnkv.client.client import Client
 from txnkv.coordinator import KEEPALIVE_TIME, MIN_KEEPALIVE
+from txnkv.errors import require_number
 from txnkv.storage import shielded
 from txnkv.transaction import expiring
 from txnkv.transaction import instance as instances
@@ -43,6 +44,8 @@ def connect(
         ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
             has the store open with another.
     """
+    require_number("keepalive_time", keepalive_time)
+    require_number("history", history or 0)
     if keepalive_time < MIN_KEEPALIVE:
         raise ValueError(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "

@@ -34,6 +34,7 @@ from txnkv.coordinator.partition_locks import LockAnswer, Verdict
 from txnkv.coordinator.status_schema import one
 from txnkv.coordinator.status_table import PartIds, TxnRow, TxnState, past_timeout
 from txnkv.errors import (
+    CorruptionError,
     InvalidTxnStateError,
     TransactionLockedError,
     TransactionTimedOutError,
@@ -89,6 +90,25 @@ def renew(cur: apsw.Cursor) -> None:
     cur.execute("UPDATE lease SET owner_slot = NULL")
 
 
+def _require_whole(store: Store) -> None:
+    """Refuse a status.db that lacks what was durable since the machine was started.
+
+    Raises:
+        CorruptionError: its WAL is damaged at some commit, of which SQLite says nothing, or an
+            older file is in its place.
+    """
+    known = store.runtime.durable  # before the look: others go on
+    with store.status.read() as cur:
+        (last,) = one(cur, "SELECT last_commit FROM clock")
+    if last is None or last < known:
+        raise CorruptionError(
+            f"{store.status.path} has no commit after {Timestamp(last or 0).datetime}, those up "
+            f"to {Timestamp(known).datetime} were durable: its WAL is damaged, or an older file is "
+            "in its place. Put both back as they were, or restore the store from a backup. To go "
+            f"on without these commits remove {store.runtime.folder} while nobody has it open"
+        )
+
+
 _KINDS: Final = 64
 """Kinds of transactions whose fields are kept, at most: by what they ask for."""
 
@@ -114,6 +134,7 @@ class Coordinator:
         self.heartbeats = liveness.Heartbeater(store)
         self.maintenance = Maintenance(store, self.orchestrator, history)
         self.log = CommitLog(store, self.metrics, self.maintenance.start)
+        _require_whole(store)
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
         self.orchestrator.tcid = self.tcid

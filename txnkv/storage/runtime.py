@@ -68,6 +68,7 @@ class Runtime(StoreWords):
     What every commit and read asks of it is in C (csrc/native/store_words.c).
 
     Attributes:
+        folder: runtime/ of the store.
         words: of the file, by index; None while it is not mapped.
         snapshots, manifests: what is pinned here.
     """
@@ -77,7 +78,7 @@ class Runtime(StoreWords):
     SLOTS = SLOTS
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
-        self._folder = folder
+        self.folder = folder
         self._read_only = read_only
         self._lock = new_lock()
         self._file: RuntimeFile | None = None
@@ -122,7 +123,7 @@ class Runtime(StoreWords):
 
     def is_current(self) -> bool:
         """False when runtime/ was deleted or replaced under this process."""
-        return (self._file or self._attach()).is_current(self._folder)
+        return (self._file or self._attach()).is_current(self.folder)
 
     def close(self) -> None:
         """Gives up the slot, the pins and the mapping; every later use raises ClosedError."""
@@ -151,6 +152,11 @@ class Runtime(StoreWords):
     def note_sync_failed(self, failed: bool) -> None:
         """A sync failed, or what came before was made durable in another way."""
         (self._file or self._attach()).store(SYNC_FAILED, int(failed))
+
+    @property
+    def durable(self) -> int:
+        """The timestamp of the last commit that is known to be on the disk; 0: none is known of."""
+        return (self._file or self._attach()).load(DURABLE)
 
     def durable_upto(self, latest: int) -> int:
         """Return the timestamp up to which all commits are known to be on the disk.
@@ -339,11 +345,11 @@ class Runtime(StoreWords):
             return self._file
 
     def _is_closed(self) -> ClosedError:
-        return ClosedError(f"runtime {self._folder} is closed; open the store again")
+        return ClosedError(f"runtime {self.folder} is closed; open the store again")
 
     def _open_file(self) -> RuntimeFile:
         try:
-            return RuntimeFile.attach(self._folder)
+            return RuntimeFile.attach(self.folder)
         except OSError as error:
             if self._read_only and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
                 return RuntimeFile.alone()
@@ -357,13 +363,13 @@ class Runtime(StoreWords):
         if self._file.slots is None:
             self._fill_slot(0)
             return 0
-        with opening_lock(self._folder):
+        with opening_lock(self.folder):
             for slot in range(SLOTS):
                 if self._file.slots.take(slot):
                     self._fill_slot(slot)
                     return slot
         raise UnavailableError(
-            f"all {SLOTS} process slots of {self._folder} are held by live processes; close some"
+            f"all {SLOTS} process slots of {self.folder} are held by live processes; close some"
         )
 
     def _fill_slot(self, slot: int) -> None:

@@ -24,7 +24,7 @@ from txnkv.core import (
     type_name,
     uuid_of,
 )
-from txnkv.errors import SchemaError
+from txnkv.errors import SchemaError, require_number
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ class Schema:
         columns: name to type; a type is an Arrow type, its name ("int64", "float64?" for a
             nullable one), or a `Column`.
         primary_key: names of the key columns, in key order. They are never null.
-        ttl: a column of timestamps, and seconds: rows are deleted so long after the time that they
-            have there, within about a minute, by whoever has the store open; None keeps them.
-            Readers see a row until then; its deletion is a commit as any other.
+        ttl: a column of timestamps, and seconds: a row is deleted so long after the time that it
+            has there, within about a minute, by whoever has the store open, and is seen until then.
 
     Attributes:
         ids: by name, the number of a column in its table: it stays when the column is renamed.
@@ -154,6 +153,7 @@ class Schema:
     def _checked_ttl(self, ttl: tuple[str, float]) -> TimeToLive:
         try:
             made = TimeToLive(*ttl)
+            require_number("ttl", made.seconds)
             valid = 0 <= made.seconds <= _LONGEST and isinstance(made.column, str)
         except TypeError:
             valid = False

@@ -28,7 +28,13 @@ import apsw
 
 from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload, reach
 from txnkv.core import require_zones
-from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError, TxnkvError
+from txnkv.errors import (
+    CorruptionError,
+    SchemaChangedError,
+    TableExistsError,
+    TableNotFoundError,
+    TxnkvError,
+)
 from txnkv.tables import table_history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import IndexInfo, Schema
@@ -344,6 +350,8 @@ def _info(
             "SELECT id FROM tablets WHERE table_id = ? ORDER BY number", (table_id,)
         )
     )
+    if not tablets:
+        raise CorruptionError(f"status.db: table {name!r} has no tablets: restore a backup")
     older = tuple(
         DatedSchema(Timestamp(each["since"]), Schema.from_json(each["schema"]))
         for each in json.loads(older_text)

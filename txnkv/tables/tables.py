@@ -11,7 +11,7 @@ import apsw
 
 from txnkv.coordinator import EVERY, MAX_TIMESTAMP, Catalog, Coordinator, Kinds, Timestamp
 from txnkv.core import RowReader
-from txnkv.errors import InvalidTxnStateError, TxnkvError
+from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
 from txnkv.storage import EPOCH, GATE, Store, brief, clock, new_lock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
@@ -220,7 +220,10 @@ class Tables(Catalog[TableInfo]):
             table = table_catalog.by_tablet(cur, id)
         if table is None:
             return None
-        return next(tablet for tablet in self.tablets(table) if tablet.id == id)
+        found = [tablet for tablet in self.tablets(table) if tablet.id == id]
+        if not found:
+            raise CorruptionError(f"{self.store.status.path}: tablet {id} is in an index alone")
+        return found[0]
 
     # -- row sets and memory --------------------------------------------------------------
 

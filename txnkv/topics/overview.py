@@ -518,6 +518,9 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
             key = (payload.TOPIC, partition.id)
             it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
     topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
+    if partition.topic.options.replica_of is None:
+        with store.status.write() as cur:
+            roll_forward.regain_offsets(cur, partition)
     end_strays(topics, partition)
     roll_forward.complete(topics, partition)
     topics.coordinator.damage.clear(partition.label)

@@ -17,7 +17,7 @@ import apsw
 import pyarrow as pa
 
 from txnkv.coordinator import next_timestamp, one, payload
-from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
+from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError, require_number
 from txnkv.storage import VALUE_SCHEMAS, StoreDirectory
 from txnkv.topics.messages import ValueCodec, ValueStage, value_codec, values
 
@@ -197,8 +197,7 @@ class TopicOptions:
         retention_bytes: of a partition; the oldest segments above it may go.
         segment_bytes, segment_seconds: when a segment is full or old, the next one begins.
         max_message_bytes: a larger message is sent in pieces.
-        replica_of: id of the store that this topic is copied from; nobody else writes to it.
-        replica_topic: the topic's id there; None in copies of old.
+        replica_of, replica_topic: ids of store and topic that it copies; nobody else writes to it.
         retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
         value_schema: the columns of values; None: values are bytes.
         value_defaults: of these columns, as a `ValueStage` has them.
@@ -230,13 +229,15 @@ class TopicOptions:
         if self.cleanup not in CLEANUPS:
             raise ValueError(f"cleanup is 'delete' or 'compact', not {self.cleanup!r}")
         for name in ("retention_seconds", "retention_bytes", "tombstone_seconds"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
+            require_number(name, (value := getattr(self, name)) or 0, name.rpartition("_")[2])
+            if value is not None and not value >= 0:
                 raise ValueError(f"{name} is None or at least 0, not {value!r}")
         if self.tombstone_seconds is None:
             raise ValueError("tombstone_seconds is a number, not None")
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
+            require_number(name, value := getattr(self, name), name.rpartition("_")[2])
+            if not value > 0:
+                raise ValueError(f"{name} is above 0, not {value!r}")
         for name in ("retention_seconds", "segment_seconds", "tombstone_seconds"):
             if (getattr(self, name) or 0) > _FOREVER:
                 object.__setattr__(self, name, _FOREVER)

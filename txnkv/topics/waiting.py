@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from txnkv.coordinator import CommitLog, Timestamp
+from txnkv.errors import require_number
 from txnkv.storage import Runtime, clock, new_event, new_lock
 
 _FIRST: Final = 0.001
@@ -33,6 +34,7 @@ def deadline(timeout: float | None) -> int | None:
     """Return when a wait that begins now is over, in monotonic microseconds; None for never."""
     if timeout is None or timeout == math.inf:
         return None
+    require_number("timeout", timeout)
     return clock.monotonic_micros() + int(timeout * 1e6)
 
 

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from txnkv.coordinator import LOCK_TIMEOUT, Timestamp, stamp_of
-from txnkv.errors import TransactionConflictError, TransactionLockedError, TxnkvError
+from txnkv.errors import (
+    TransactionConflictError,
+    TransactionLockedError,
+    TxnkvError,
+    require_number,
+)
 from txnkv.metrics import Metrics
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
@@ -56,10 +61,15 @@ def begin(
     if isolation not in ISOLATIONS or locking not in LOCKINGS:
         one_of("isolation", isolation, ISOLATIONS)
         one_of("locking", locking, LOCKINGS)
-    if timeout is not None and timeout <= 0:
-        raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
-    if lock_timeout < 0:
-        raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
+    try:
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+        if not lock_timeout >= 0:
+            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
+    except TypeError:
+        require_number("timeout", timeout or 0)
+        require_number("lock_timeout", lock_timeout)
+        raise
     coordinator = instance.coordinator
     holding = history.hold(coordinator, spare)
     row = coordinator.begin(
@@ -105,6 +115,8 @@ class Retries:
     """
 
     def __init__(self, metrics: Metrics, attempts: int | None, deadline: float | None) -> None:
+        require_number("attempts", attempts or 1, "attempts", whole=True)
+        require_number("deadline", deadline or 0)
         if attempts is not None and attempts < 1:
             raise ValueError(f"attempts is None or at least 1, not {attempts}")
         if deadline is not None and deadline < 0:

@@ -176,7 +176,12 @@ def acquire(
                 cache_bytes=cache_bytes,
             )
             kept = HISTORY if history is None else history
-            found = _instances[key] = Instance(store, read_only, kept)
+            try:
+                found = Instance(store, read_only, kept)
+            except BaseException:
+                store.close()
+                raise
+            _instances[key] = found
         else:
             found.store.require_there()
             require_same("history", history, found.coordinator.history)

@@ -16,7 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from txnkv.errors import InvalidTxnStateError, RowError, RowErrors, TableNotFoundError
+from txnkv.errors import (
+    InvalidTxnStateError,
+    RowError,
+    RowErrors,
+    TableNotFoundError,
+    require_number,
+)
 from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, write_buffer
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
@@ -75,6 +81,7 @@ class Room:
     __slots__ = ("left", "limit", "refuses")
 
     def __init__(self, limit: int | None, *, refuses: bool) -> None:
+        require_number("buffer_bytes", limit or 1, "bytes", whole=True)
         if limit is not None and limit <= 0:
             raise ValueError(f"buffer_bytes is bytes above 0, or None, not {limit!r}")
         self.limit = limit

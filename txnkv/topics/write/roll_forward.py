@@ -88,11 +88,17 @@ def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Lo
         end: of its log.
 
     Raises:
-        CorruptionError: a small commit that is to be written is damaged in the commit log.
+        CorruptionError: a small commit that is to be written is damaged in the commit log; or the
+            log has what status.db does not know of.
     """
     # Also commits that are not durable yet are taken in: they are before this log's commit is.
     latest = topics.log.catch_up(cur)
     upto = topic_catalog.next_offset(cur, partition.id)
+    if end > upto and partition.topic.options.replica_of is None:
+        raise CorruptionError(
+            f"{partition.label}: its log ends at {end}, above the next offset, {upto}: status.db "
+            f"lacks what was there{held.accept_loss(partition.part)}"
+        )
     entries = topics.tail.entries(partition.id, end, latest)
     while entries and entries[-1].base_offset >= upto:  # memory may be ahead of this view
         entries.pop()
@@ -283,7 +289,7 @@ def regain(topics: Topics) -> None:
     ahead = [partition for partition in _partitions(topics) if _is_ahead(topics, partition)]
     if ahead:
         with topics.store.status.write() as cur:
-            topics.coordinator.damage.each(ahead, "its end", lambda each: _regain(cur, each))
+            topics.coordinator.damage.each(ahead, "its end", lambda each: regain_offsets(cur, each))
         fault_point("offsets.regained")
     runtime.note_regained()
 
@@ -311,7 +317,8 @@ def _is_ahead(topics: Topics, partition: Partition) -> bool:
     return end > given
 
 
-def _regain(cur: apsw.Cursor, partition: Partition) -> None:
+def regain_offsets(cur: apsw.Cursor, partition: Partition) -> None:
+    """Give the offsets that a log has. Inside a write of status.db."""
     # Read again: another process may have done it meanwhile, and gone on.
     given = topic_catalog.next_offset(cur, partition.id)
     with partition.environment.read() as txn:
