@@ -212,8 +212,9 @@ class Coordinator:
                 owner_slot=0,
                 owner_start=0,
             )
-        row = status_table.opened(fields)
+        row = object.__new__(TxnRow)  # the constructor of a frozen class takes three times as long
         own = row.__dict__
+        own.update(fields)
         own["txn_id"] = self.ids.begin() if txn_id is None else txn_id
         own["snapshot_ts"] = snapshot
         now = clock.now_micros() << LOGICAL_BITS

@@ -142,17 +142,8 @@ def late_by(row: TxnRow) -> int:
 
 
 def fields_of(**known: Any) -> dict[str, Any]:
-    """All fields of a row, for `opened`; None where nothing is known."""
+    """All fields of a row; None where nothing is known."""
     return dict.fromkeys(_FIELDS) | known
-
-
-def opened(fields: Mapping[str, Any]) -> TxnRow:
-    """A row of these fields. Every transaction begins with one: the constructor of a frozen class
-    takes three times as long.
-    """
-    row = object.__new__(TxnRow)
-    row.__dict__.update(fields)
-    return row
 
 
 def _row(values: tuple[Any, ...]) -> TxnRow:
