@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import txnkv
 import txnkv.spark
+from txnkv.spark.source import TxnkvDataSource
+from txnkv.spark.writing.targets import _Split
 
 pytestmark = pytest.mark.spark
 
@@ -131,3 +135,55 @@ def test_overwrite_meets_a_row_that_came_meanwhile(
     with pytest.raises(txnkv.TransactionConflictError, match="key 3"):
         txn.commit()
     assert ids() == list(range(1, 11))
+
+
+UPPER = "0AAAAAAA-0000-0000-0000-00000000000B"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "again"),
+    [("uuid", UPPER, UPPER.lower()), ("float64", -0.0, 0.0), ("int64", 1, 1), ("string", "a", "a")],
+)
+def test_the_last_change_of_a_key_counts_however_it_is_spelled(
+    kind: str, first: Any, again: Any
+) -> None:
+    """Deletes come after all puts: a key in two spellings was gone."""
+    schema = txnkv.Schema({"id": kind, "v": "int64?"}, primary_key=["id"])
+    other = UPPER.replace("B", "C") if kind == "uuid" else type(first)(7)
+    given = pa.table(
+        {
+            "id": [first, again, other, other],
+            "v": pa.array([1, 2, 3, None], pa.int64()),
+            "op": ["delete", "insert", "insert", "delete"],
+        }
+    )
+    split = _Split(schema, given.schema, "op")
+    found = {op: rows.read_all().num_rows for op, rows in split.operations(given)}
+    assert found == {"upsert": 1, "delete_ignore": 1}
+    first_alone = {op: rows.read_all().to_pylist() for op, rows in split.operations(given[:1])}
+    assert list(first_alone) == ["delete_ignore"]
+    assert list(split.operations(given[:0])) == []
+
+
+@pytest.mark.usefixtures("where")
+def test_what_a_transaction_was_given_comes_before_its_next_job(client: txnkv.Client) -> None:
+    """Also where it had a job before: its rows were applied behind those of the later ones."""
+    columns = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.string())])
+    spark = StructType([StructField("id", LongType(), False), StructField("v", StringType())])
+
+    def job(txn: txnkv.Transaction, value: str) -> None:
+        options = txnkv.spark.options(txn, "t") | {"operation": "upsert"}
+        writer = TxnkvDataSource(options).writer(spark, False)
+        rows = pa.RecordBatch.from_pylist([{"id": 1, "v": value}], schema=columns)
+        writer.commit([writer.write(iter([rows]))])
+
+    with client.transaction(timeout=None) as txn:
+        for number in range(3):
+            txn.upsert("t", (1, f"driver {number}"))
+            job(txn, f"job {number}")
+            assert txn.get("t", 1) == {"id": 1, "v": f"job {number}"}
+    assert _values(client) == {1: "job 2"}
+    with client.transaction() as txn:
+        txn.insert("t", (1, "again"))
+        with pytest.raises(txnkv.RowErrors):
+            txnkv.spark.options(txn, "t")

@@ -152,6 +152,9 @@ FILTERS = [
     "u = 18446744073709551615BD",
     "u > 9223372036854775807BD",
     "u < 1.5BD",
+    "day = DATE'1582-10-10'",
+    "day > DATE'1582-10-20'",
+    "at > TIMESTAMP'1582-10-10 00:00:00Z'",
     "x = 0D",
     "x = -0D",
     "x <= -0D",
@@ -201,6 +204,8 @@ def kinds(client: txnkv.Client) -> None:
     xs = [0.0, -0.0, 1.0, 2.5, NAN, -1.0, float("inf"), float("-inf"), None, 2.0, NAN, 3.0]
     texts = ["a", "b", "ba", "c", "", None, "é", "B", "b", "z", "bb", "c"]
     with client.transaction() as txn:
+        txn.insert(table, {"id": 20, "day": dt.date(1582, 10, 10), "x": None, "s": None})
+        txn.insert(table, {"id": 21, "day": dt.date(1582, 10, 20), "x": None, "s": None})
         for id, (x, s) in enumerate(zip(xs, texts, strict=True)):
             some = {
                 "n": id - 4,

@@ -189,7 +189,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
             self._connection.require_open()
-            calls = [call for session in self._sessions for call in self._with_rows(session)]
+            calls = self._waiting_calls()
             self.ending = True
             return calls
 
@@ -323,9 +323,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
     # -- reading -----------------------------------------------------------------------
 
     def _read(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
-        found = self._connection.table_of(table)
-        calls = [call for session in self._sessions for call in self._with_rows(session)]
-        return self.channel.call(*calls, Call(self.twin, self, name, (found, *args), named))
+        call = Call(self.twin, self, name, (self._connection.table_of(table), *args), named)
+        return self.channel.call(*self._waiting_calls(), call)
 
     @like(Transaction.scan)
     def scan(self, *args: Any, **named: Any) -> Scan:
@@ -333,9 +332,11 @@ class RemoteTransaction(RemoteHandle, Transaction):
         table = self._connection.table_of(options.pop("table"))
         return RemoteScan(self._connection, self, options, table=table, before=self._send_waiting)
 
+    def _waiting_calls(self) -> list[Call]:
+        return [call for session in self._sessions for call in self._with_rows(session)]
+
     def _send_waiting(self) -> None:
-        calls = [call for session in self._sessions for call in self._with_rows(session)]
-        if calls:
+        if calls := self._waiting_calls():
             self.channel.call(*calls)
 
     # -- as a context manager ----------------------------------------------------------

@@ -66,7 +66,8 @@ def register(spark: Any) -> None:
 def options(
     txn: Transaction, table: str | Table | None = None, topic: str | Topic | None = None
 ) -> dict[str, str]:
-    """The options by which a Spark read or write joins a transaction.
+    """The options by which a Spark read or write joins a transaction. It is flushed: what was
+    given to it comes before what Spark does.
 
     Args:
         txn: an open transaction. The caller keeps it alive, and commits it when its Spark
@@ -82,6 +83,7 @@ def options(
         ValueError: not exactly one of table and topic is given.
         TableNotFoundError, TopicNotFoundError: there is no such table or topic.
         InvalidTxnStateError: the transaction is not open.
+        RowErrors: rows were refused.
     """
     if (table is None) == (topic is None):
         raise ValueError("give a table or a topic, one of both")
@@ -95,6 +97,7 @@ def options(
         if table is not None
         else {"topic": client.topic_info(cast("str | Topic", topic)).name}
     )
+    txn.flush()
     path = client.addresses[0] if client.addresses else str(Path(client.path).resolve())
     return {"path": path, **what, "token": str(txn.serialize())}
 

@@ -257,7 +257,7 @@ class Transaction(Closing):
 
     @shielded
     def close(self) -> None:
-        """Stop heartbeats from this handle. Ends nothing; twice is fine."""
+        """Stop heartbeats from this handle. Ends nothing, flushes nothing; twice is fine."""
         heart, self._heart, self._keepalive = self._heart, None, False
         if heart is not None and os.getpid() == heart.pid:
             self.context.instance.coordinator.heartbeats.remove(heart)

@@ -18,7 +18,7 @@ pushed down where the caller says, by option pushFilters, that the data frame is
 from __future__ import annotations
 
 import math
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -87,12 +87,18 @@ def _constant(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+_GAP: Final = date(1582, 10, 4), date(1582, 10, 26)
+"""Java's calendar has no October 5 to 14 of this year: Spark gives later days for them."""
+
+
 def _same_meaning(constant: Any, op: str, kind: pa.DataType) -> bool:
     if constant is None:
         return False
     if pa.types.is_floating(kind):
         number = isinstance(constant, float) and not math.isnan(constant) and constant != 0
         return number and op in ("=", "in", "<", "<=")
+    if isinstance(constant, date) and _GAP[0] <= date(*constant.timetuple()[:3]) < _GAP[1]:
+        return False
     if pa.types.is_date(kind):
         return not isinstance(constant, datetime)
     if kind == UUID:  # Spark compares texts

@@ -28,10 +28,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from txnkv.client import Client, Planning
 from txnkv.core import compute as pc
-from txnkv.core import gathered
+from txnkv.core import gathered, key_codec, mark_duplicates, sort_keys
 from txnkv.errors import InvalidTxnStateError, SchemaError
 from txnkv.spark.columns import FromSpark, Retyped
-from txnkv.tables import Operation, Schema
+from txnkv.tables import Normaliser, Operation, Schema
 from txnkv.topics import TopicInfo, message_input, topic_catalog
 from txnkv.transaction import Job, Transaction, WriteResult
 
@@ -288,9 +288,13 @@ class _Split:
         self._put = FromSpark(table, rows, "upsert")
         key_fields = [given.field(name) for name in self._keys]
         self._delete = FromSpark(table, pa.schema(key_fields), "delete_ignore")
+        self._normal = Normaliser(table, self._delete.schema, "delete_ignore")
+        self._codec = key_codec(*table.key_types)
 
     def operations(self, rows: pa.Table) -> Iterator[tuple[Operation, pa.RecordBatchReader]]:
         """Yield operations with their rows, in an order of no matter: no key is in two of them."""
+        if not rows.num_rows:
+            return
         last = self._last_of_each_key(rows)
         said = last[self._column]
         puts, deletes = (pc.is_in(said, value_set=names) for names in (_PUTS, _DELETES))
@@ -310,12 +314,14 @@ class _Split:
                 yield operation, convert.reader(iter(some.to_batches()))
 
     def _last_of_each_key(self, rows: pa.Table) -> pa.Table:
-        place = "#"
-        while place in rows.column_names:
-            place += "#"
-        counted = pc.subtract(pc.cumulative_sum(pa.repeat(1, rows.num_rows)), 1)
-        keys = rows.select(self._keys).append_column(place, counted)
-        last = keys.group_by(self._keys).aggregate([(place, "max")])[f"{place}_max"]
-        if len(last) == rows.num_rows:
+        """By the keys as the table has them: UUIDs are texts in Spark, of either case."""
+        given = rows.select(self._keys).combine_chunks().to_batches()
+        (batch,) = map(self._normal.batch, self._delete.reader(iter(given)))
+        keys = self._codec.encode([batch.column(name) for name in self._keys])
+        order = sort_keys(keys)
+        if order is None:  # they ascend
             return rows
-        return rows.take(last)
+        firsts = mark_duplicates(keys, order).zeros().to_arrow()
+        # The order is stable: the last one of a key stands before the first of the next.
+        lasts = pc.subtract(pa.concat_arrays([firsts[1:], pa.array([keys.n], pa.uint32())]), 1)
+        return rows.take(order.to_arrow().take(lasts))
