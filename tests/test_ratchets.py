@@ -350,7 +350,7 @@ def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> No
         table.get(number)
     get, written = (calls(partial(do, 7)) for do in (table.get, write))
     told("Python calls of a get of a row on disk", get, 2)
-    told("Python calls of a transaction of one row", written, 71)
+    told("Python calls of a transaction of one row", written, 70)
 
 
 def calls(do: Callable[[], object]) -> list[str]:
