@@ -118,12 +118,13 @@ PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 /* Has the member of a section apply it. */
 static int apply(PyObject *members, PyObject *section, PyObject *stamp) {
     PyObject *kind = PyTuple_GetItem(section, 0), *id = PyTuple_GetItem(section, 1);
+    PyObject *data = PyTuple_GetItem(section, 2);
     PyObject *member = PyDict_GetItemWithError(members, kind);
     if (member == NULL) {
         if (PyErr_Occurred() == NULL) PyErr_SetObject(PyExc_KeyError, kind);
         return -1;
     }
-    PyObject *none = PyObject_CallMethod(member, "apply", "OOO", id, PyTuple_GetItem(section, 2), stamp);
+    PyObject *none = PyObject_CallMethod(member, "apply", "OOO", id, data, stamp);
     Py_XDECREF(none);
     return none == NULL ? -1 : 0;
 }

@@ -177,3 +177,27 @@ def test_options_have_the_types_of_their_words(
     parameter = inspect.signature(call).parameters[name]
     assert parameter.annotation == alias
     assert parameter.default in get_args(getattr(client_room, alias))
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("timeout", lambda c, t: c.new_transaction(timeout="5")),
+        ("lock_timeout", lambda c, t: c.new_transaction(lock_timeout=[5])),
+        ("attempts", lambda c, t: c.run(lambda txn: None, attempts=1.5)),
+        ("deadline", lambda c, t: c.run(lambda txn: None, deadline="5")),
+        ("keep", lambda c, t: c.drop_table("t", keep="5")),
+        ("buffer_bytes", lambda c, t: c.new_session(buffer_bytes="5")),
+        ("retention_seconds", lambda c, t: c.create_topic("new", retention_seconds="5")),
+        ("segment_bytes", lambda c, t: c.create_topic("new", segment_bytes=True)),
+        ("timeout", lambda c, t: t.consumer().poll(timeout="5")),
+        ("offset", lambda c, t: t.consumer().seek(0, 0.5)),
+    ],
+)
+def test_what_is_no_number_is_named(
+    client: txnkv.Client, table: txnkv.Table, what: str, call: Callable[..., object]
+) -> None:
+    topic = client.create_topic("e")
+    with pytest.raises(TypeError, match=f"^{what} is a number of "):
+        call(client, topic)
+    assert (client.tables(), client.topics()) == (["t"], ["e"])

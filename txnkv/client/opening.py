@@ -41,6 +41,7 @@ def connect(
         StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
             process has it open, and it was removed or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
+        CorruptionError: what is needed to open it is damaged, or lacks what was durable.
         ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
             has the store open with another.
     """

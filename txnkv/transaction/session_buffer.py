@@ -81,7 +81,7 @@ class Room:
     __slots__ = ("left", "limit", "refuses")
 
     def __init__(self, limit: int | None, *, refuses: bool) -> None:
-        require_number("buffer_bytes", limit or 1, "bytes", whole=True)
+        require_number("buffer_bytes", limit or 1, "bytes")
         if limit is not None and limit <= 0:
             raise ValueError(f"buffer_bytes is bytes above 0, or None, not {limit!r}")
         self.limit = limit
