@@ -143,3 +143,20 @@ def test_a_table_whose_tablets_are_gone(store_path: Path) -> None:
         txnkv.connect(store_path) as client,
     ):
         client.table("t").count()
+
+
+def test_a_clock_with_nulls_is_damage(store_path: Path) -> None:
+    """SQLite reads a row that is zeroed as one of nulls; whoever added to them got a TypeError."""
+    with txnkv.connect(store_path) as client:
+        client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        internals.status(client).checkpoint()
+    with sqlite3.connect(store_path / "status.db") as database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'clock_row'"
+        )
+        database.execute("PRAGMA schema_version = 999")
+    with sqlite3.connect(store_path / "status.db") as database:
+        database.execute("UPDATE clock_row SET last_commit = NULL")
+    with pytest.raises(txnkv.CorruptionError, match=r"status\.db: nulls in"):
+        txnkv.connect(store_path)

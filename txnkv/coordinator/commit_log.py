@@ -42,7 +42,7 @@ from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallComm
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp, following, reach, stamp_of
 from txnkv.coordinator.payload import LogMember, PayloadError, Section
-from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_schema import one_whole
 from txnkv.errors import (
     CorruptionError,
     StorageFullError,
@@ -235,7 +235,7 @@ class CommitLog:
         return durable
 
     def _catch_up(self, cur: apsw.Cursor) -> None:
-        last, self._last_given, version, catalog_version, flushed, floor, self.locked = one(
+        last, self._last_given, version, catalog_version, flushed, floor, self.locked = one_whole(
             cur,
             "SELECT last_commit, last_timestamp, manifest_version, catalog_version, flushed_ts, "
             "history_floor, EXISTS (SELECT 1 FROM locks) FROM clock",

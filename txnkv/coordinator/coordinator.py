@@ -31,7 +31,7 @@ from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.partition_locks import LockAnswer, Verdict
-from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_schema import one, one_whole
 from txnkv.coordinator.status_table import PartIds, TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     CorruptionError,
@@ -99,10 +99,10 @@ def _require_whole(store: Store) -> None:
     """
     known = store.runtime.durable  # before the look: others go on
     with store.status.read() as cur:
-        (last,) = one(cur, "SELECT last_commit FROM clock")
-    if last is None or last < known:
+        (last,) = one_whole(cur, "SELECT last_commit FROM clock")
+    if last < known:
         raise CorruptionError(
-            f"{store.status.path} has no commit after {Timestamp(last or 0).datetime}, those up "
+            f"{store.status.path} has no commit after {Timestamp(last).datetime}, those up "
             f"to {Timestamp(known).datetime} were durable: its WAL is damaged, or an older file is "
             "in its place. Put both back as they were, or restore the store from a backup. To go "
             f"on without these commits remove {store.runtime.folder} while nobody has it open"

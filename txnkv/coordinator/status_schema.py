@@ -179,3 +179,15 @@ def one(cur: apsw.Cursor, sql: str, values: tuple[Any, ...] = ()) -> tuple[Any, 
     if found is None:
         raise CorruptionError(f"status.db: no row for {sql!r}. Restore the store from a backup")
     return tuple(found)
+
+
+def one_whole(cur: apsw.Cursor, sql: str) -> tuple[Any, ...]:
+    """`one`, of columns that are never null.
+
+    Raises:
+        CorruptionError: as `one`, or one is.
+    """
+    found = one(cur, sql)
+    if None in found:
+        raise CorruptionError(f"status.db: nulls in {sql!r}. Restore the store from a backup")
+    return found
