@@ -137,7 +137,8 @@ class Company:
         refused = []
         for actor in leaving:
             try:
-                if actor.popen.wait(seconds) != 0:
+                # One that was started a moment ago ends by the signal: it was not at work yet.
+                if actor.popen.wait(seconds) not in (0, -signal.SIGTERM):
                     refused.append(f"{actor.name} ended with {actor.popen.returncode}")
             except subprocess.TimeoutExpired:
                 refused.append(f"{actor.name} did not end in {seconds:.0f} s")
