@@ -184,7 +184,7 @@ def test_options_have_the_types_of_their_words(
     [
         ("timeout", lambda c, t: c.new_transaction(timeout="5")),
         ("lock_timeout", lambda c, t: c.new_transaction(lock_timeout=[5])),
-        ("attempts", lambda c, t: c.run(lambda txn: None, attempts=1.5)),
+        ("attempts", lambda c, t: c.run(lambda txn: None, attempts="5")),
         ("deadline", lambda c, t: c.run(lambda txn: None, deadline="5")),
         ("keep", lambda c, t: c.drop_table("t", keep="5")),
         ("buffer_bytes", lambda c, t: c.new_session(buffer_bytes="5")),

@@ -51,8 +51,9 @@ _NAMES: Final = Schema(
     primary_key=["name"],
 )
 _MOST_EPOCH: Final = 32_766
-_NUMBERS_BITS: Final = 40
 """Kafka's clients have 16 bits for it."""
+_NUMBERS_BITS: Final = 40
+"""Of the numbers of producers that one table gives; its own number stands above them."""
 
 _Row = Mapping[str, Any] | None
 

@@ -438,7 +438,7 @@ class TransactionalIds:
         for producer in every:
             offsets, txn = producer.offsets, producer.txn
             if offsets and txn is not None and not self._has_ended(txn):
-                found |= offsets.keys()
+                found |= frozenset(offsets)
         return found
 
     def _has_ended(self, txn: Transaction) -> bool:

@@ -339,9 +339,9 @@ class Runtime(StoreWords):
             if self._closed:
                 raise self._is_closed()
             if self._file is None:
-                self._file = self._open_file()
-                self.words = self._file.words
-                self.aim(self._file.shared, _WORDS)
+                file = self._open_file()
+                self.aim(file.shared, _WORDS)
+                self.words, self._file = file.words, file
             return self._file
 
     def _is_closed(self) -> ClosedError:

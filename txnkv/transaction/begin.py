@@ -115,7 +115,7 @@ class Retries:
     """
 
     def __init__(self, metrics: Metrics, attempts: int | None, deadline: float | None) -> None:
-        require_number("attempts", attempts or 1, "attempts", whole=True)
+        require_number("attempts", attempts or 1, "attempts")
         require_number("deadline", deadline or 0)
         if attempts is not None and attempts < 1:
             raise ValueError(f"attempts is None or at least 1, not {attempts}")
