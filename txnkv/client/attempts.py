@@ -53,7 +53,7 @@ _NAMES: Final = Schema(
 _MOST_EPOCH: Final = 32_766
 """Kafka's clients have 16 bits for it."""
 _NUMBERS_BITS: Final = 40
-"""Of the numbers of producers that one table gives; its own number stands above them."""
+"""For the numbers that one table gives to producers; the number of the table stands above."""
 
 _Row = Mapping[str, Any] | None
 
