@@ -18,6 +18,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.conftest import Process
 
 WRITES = """
 import os, pyarrow as pa, shutil, sys, txnkv
@@ -129,6 +130,24 @@ def test_a_log_that_ends_above_its_next_offset_takes_no_writes(
     client.run(lambda txn: [txn.send(topic, b"new") for _ in range(20)])
     assert [len(value) for value in _values(client)] == [100_000] * 20 + [3] * 20
     assert client.check().problems == []
+
+
+@pytest.mark.parametrize("point", ["mending.written", "mending.named", "offsets.regained"])
+def test_killed_while_such_a_log_is_accepted(
+    store_path: Path, process: Callable[..., Process], point: str
+) -> None:
+    """It is begun again, and loses nothing."""
+    with txnkv.connect(store_path) as client:
+        topic = client.create_topic("e")
+        client.run(lambda txn: [txn.send(topic, bytes(100_000)) for _ in range(20)])
+        with internals.status(client).write() as cur:
+            cur.execute("UPDATE partitions SET next_offset = 5")
+    process('client.accept_loss("e/0")', fault=f"{point}=kill").finish(-9)
+    with txnkv.connect(store_path) as client:
+        assert client.accept_loss("e/0").offsets == ()
+        client.run(lambda txn: [txn.send("e", b"new") for _ in range(20)])
+        assert [len(value) for value in _values(client)] == [100_000] * 20 + [3] * 20
+        assert client.check().problems == []
 
 
 def test_a_table_whose_tablets_are_gone(store_path: Path) -> None:

@@ -229,7 +229,6 @@ class Broker:
         self.ids = TransactionalIds(self.client)
         self.groups = Groups()
         self.work = ByteRoom(_WORK_BYTES)
-        self._making = new_lock()
         self.ids.resume()
 
     @property
@@ -278,8 +277,7 @@ class Broker:
     @property
     def offsets(self) -> Table:
         """The table of committed offsets, made at the first use; somebody may have dropped it."""
-        with self._making:
-            return offsets_table(self.client)
+        return offsets_table(self.client)
 
     def forget_offsets(self, group: str) -> None:
         """Delete the offsets of a group."""

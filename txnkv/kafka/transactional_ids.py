@@ -473,10 +473,11 @@ class TransactionalIds:
                 raise InvalidTxnStateError("somebody has aborted it")
             self._roll_back(producer)
             return
-        gone = self._with_topics(producer.offsets).items() ^ producer.offsets.items()
+        now = self._with_topics(producer.offsets)
         try:
-            for key in {key for key, _ in gone}:  # the topic of this name is another by now
-                txn.delete_ignore(OFFSETS_TABLE, key)
+            for key, topic in producer.offsets.items():
+                if topic != now[key]:  # it was dropped, and another may have its name
+                    txn.delete_ignore(OFFSETS_TABLE, key)
             txn.commit()
         except TransactionConflictError as error:
             self._roll_back(producer)

@@ -243,7 +243,7 @@ class RemoteSession(RemoteHandle, Session):
                 self._request()
             call = Call(self.twin, self, name, (to, None, *more))
             found = self.channel.put(call, schema, _pieces(batches))
-        except pa.ArrowNotImplementedError as error:  # a type that cannot be sent
+        except pa.ArrowNotImplementedError as error:  # Arrow's messages lack the type
             raise SchemaError(
                 f"the data has a type that Arrow does not send ({error}): convert it first"
             ) from None

@@ -351,7 +351,7 @@ def _info(
         )
     )
     if not tablets:
-        raise CorruptionError(f"status.db: table {name!r} has no tablets: restore a backup")
+        raise CorruptionError(f"status.db: table {name!r} has no tablets. Restore a backup")
     older = tuple(
         DatedSchema(Timestamp(each["since"]), Schema.from_json(each["schema"]))
         for each in json.loads(older_text)

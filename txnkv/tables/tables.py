@@ -222,7 +222,7 @@ class Tables(Catalog[TableInfo]):
             return None
         found = [tablet for tablet in self.tablets(table) if tablet.id == id]
         if not found:
-            raise CorruptionError(f"{self.store.status.path}: tablet {id} is in an index alone")
+            raise CorruptionError(f"status.db: tablet {id} is half gone. Restore a backup")
         return found[0]
 
     # -- row sets and memory --------------------------------------------------------------

@@ -27,7 +27,7 @@ import apsw
 from txnkv.coordinator import DAMAGE, Loss, TxnId, held, one, payload, status_table
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
-from txnkv.storage import Environment, StaleHandleError, clock, mend
+from txnkv.storage import Environment, StaleHandleError, clock, fault_point, mend
 from txnkv.topics import topic_catalog
 from txnkv.topics.log import LogOptions, OpenTxn, PartitionLog, log_check
 from txnkv.topics.messages import now_micros
@@ -518,9 +518,9 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
             key = (payload.TOPIC, partition.id)
             it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
     topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
-    if partition.topic.options.replica_of is None:
-        with store.status.write() as cur:
-            roll_forward.regain_offsets(cur, partition)
+    with store.status.write() as cur:
+        roll_forward.regain_offsets(cur, partition)
+    fault_point("offsets.regained")
     end_strays(topics, partition)
     roll_forward.complete(topics, partition)
     topics.coordinator.damage.clear(partition.label)
