@@ -233,6 +233,40 @@ static PyObject *table_key(PyObject *self, PyObject *given) {
     return made;
 }
 
+/* The end of the keys that begin so: those of all columns are one. */
+static PyObject *end_of(const row_table_t *table, PyObject *given, row_bytes_t *key) {
+    if (PyTuple_Size(given) == (Py_ssize_t)table->n_key) {
+        uint8_t *end = row_bytes_more(key, 1);
+        if (end == NULL) return NULL;
+        *end = 0;
+        return as_bytes(key);
+    }
+    while (key->len > 0 && key->data[key->len - 1] == 0xFF) key->len--;
+    if (key->len == 0) return Py_NewRef(Py_None);
+    key->data[key->len - 1]++;
+    return as_bytes(key);
+}
+
+/* beginning(values): (low, high) of the keys whose first columns have the values of a tuple, low <=
+ * key < high, None: no end; None for OTHER. */
+static PyObject *table_beginning(PyObject *self, PyObject *given) {
+    row_bytes_t key;
+    row_bytes_init(&key);
+    const row_table_status_t status = row_table_beginning((row_table_t *)self, given, &key);
+    PyObject *made = NULL;
+    if (status == ROW_TABLE_OK) {
+        PyObject *low = as_bytes(&key);
+        PyObject *high = low == NULL ? NULL : end_of((row_table_t *)self, given, &key);
+        if (high != NULL) made = PyTuple_Pack(2, low, high);
+        Py_XDECREF(low);
+        Py_XDECREF(high);
+    } else if (status == ROW_TABLE_OTHER) {
+        made = Py_NewRef(Py_None);
+    }
+    row_bytes_free(&key);
+    return made;
+}
+
 static PyObject *table_dict(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     char *key, *row;
     Py_ssize_t key_len, row_len;
@@ -259,6 +293,7 @@ static PyObject *table_fits(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyMethodDef methods[] = {
+    {"beginning", table_beginning, METH_O, NULL},
     {"fits", (PyCFunction)(void (*)(void))table_fits, METH_FASTCALL, NULL},
     {"key", table_key, METH_O, NULL},
     {"missing", table_missing, METH_O, NULL},

@@ -57,6 +57,8 @@ PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key);
 row_table_status_t row_table_row(row_table_t *table, PyObject *given, row_bytes_t *key,
                                  row_bytes_t *row);
+/* The bytes with which a key begins whose first columns have the values of a tuple. */
+row_table_status_t row_table_beginning(row_table_t *table, PyObject *given, row_bytes_t *key);
 /* old NULL: none is missing. */
 row_table_status_t row_table_values(row_table_t *table, PyObject *values, const uint8_t *old,
                                     size_t old_len, row_bytes_t *key, row_bytes_t *row);

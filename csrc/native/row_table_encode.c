@@ -65,11 +65,11 @@ static row_table_status_t put_key_value(const row_column_spec_t *column, PyObjec
     return ROW_TABLE_OK;
 }
 
-/* values: of the key's columns, in its order. */
-static row_table_status_t put_key(row_table_t *table, PyObject *const *values, bool strict,
-                                  row_bytes_t *key) {
+/* values: of the key's first n columns, in its order. */
+static row_table_status_t put_first(row_table_t *table, PyObject *const *values, uint32_t n,
+                                    bool strict, row_bytes_t *key) {
     row_table_status_t status = ROW_TABLE_OK;
-    for (uint32_t i = 0; i < table->n_key && status == ROW_TABLE_OK; i++) {
+    for (uint32_t i = 0; i < n && status == ROW_TABLE_OK; i++) {
         const row_column_spec_t *column = table->columns + table->key[i];
         PyObject *given;
         status = row_slot_convert(column, values[i], strict, &given);
@@ -80,16 +80,25 @@ static row_table_status_t put_key(row_table_t *table, PyObject *const *values, b
     return row_slot_finish(status, strict);
 }
 
+static row_table_status_t put_key(row_table_t *table, PyObject *const *values, bool strict,
+                                  row_bytes_t *key) {
+    return put_first(table, values, table->n_key, strict, key);
+}
+
 /* The same of a tuple, which keeps what is in it as long as it is held. */
-static row_table_status_t put_key_tuple(row_table_t *table, PyObject *given, bool strict,
-                                        row_bytes_t *key) {
+static row_table_status_t put_tuple(row_table_t *table, PyObject *given, uint32_t n, bool strict,
+                                    row_bytes_t *key) {
     PyObject *values[COLUMNS];
-    if (!PyTuple_CheckExact(given) || table->n_key > COLUMNS ||
-        PyTuple_Size(given) != (Py_ssize_t)table->n_key) {
+    if (!PyTuple_CheckExact(given) || n > COLUMNS || PyTuple_Size(given) != (Py_ssize_t)n) {
         return ROW_TABLE_OTHER;
     }
-    for (uint32_t i = 0; i < table->n_key; i++) values[i] = PyTuple_GetItem(given, i);
-    return put_key(table, values, strict, key);
+    for (uint32_t i = 0; i < n; i++) values[i] = PyTuple_GetItem(given, i);
+    return put_first(table, values, n, strict, key);
+}
+
+static row_table_status_t put_key_tuple(row_table_t *table, PyObject *given, bool strict,
+                                        row_bytes_t *key) {
+    return put_tuple(table, given, table->n_key, strict, key);
 }
 
 static row_table_status_t put_column(const row_table_t *table, const row_column_spec_t *column,
@@ -247,4 +256,10 @@ row_table_status_t row_table_key_values(row_table_t *table, PyObject *values, ro
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key) {
     if (table->n_key == 1) return put_key(table, &given, true, key);
     return put_key_tuple(table, given, true, key);
+}
+
+row_table_status_t row_table_beginning(row_table_t *table, PyObject *given, row_bytes_t *key) {
+    const Py_ssize_t n = PyTuple_CheckExact(given) ? PyTuple_Size(given) : 0;
+    if (n > (Py_ssize_t)table->n_key) return ROW_TABLE_OTHER;
+    return put_tuple(table, given, (uint32_t)n, true, key);
 }

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.test_row_layout import VALUES
-from txnkv.core import CoreError, KeyCodec, RowLayout, RowTable, row_table
+from txnkv.core import CoreError, KeyCodec, RowLayout, RowTable, row_table, successor
 
 OTHERS = (
     pa.decimal128(10, 3),
@@ -68,6 +68,28 @@ def test_it_has_the_bytes_of_the_python_codecs(made):
     wanted = tuple(row[name] for name in order)
     if all(at_sight(types[name], row[name]) for name in order):
         assert table.key(wanted[0] if len(wanted) == 1 else wanted) == key
+
+
+@given(rows())
+def test_keys_that_begin_with_some_values(made):
+    types, order, _, table, row = made
+    codec = KeyCodec([types[name] for name in order])
+    for n in range(len(order) + 1):
+        first = tuple(row[name] for name in order[:n])
+        low = codec.encode_prefix(first)
+        known = all(at_sight(types[name], row[name]) for name in order[:n])
+        high = low + b"\0" if n == len(order) else successor(low)
+        assert table.beginning(first) == ((low, high) if known else None)
+
+
+def test_keys_that_begin_with_the_greatest_values():
+    types = {"a": pa.uint8(), "b": pa.uint8(), "c": pa.uint8()}
+    table = row_table(types, (), list(types))
+    assert table.beginning((1, 255)) == (b"\x01\xff", b"\x02")
+    assert table.beginning((255, 255)) == (b"\xff\xff", None)
+    assert table.beginning((255, 255, 255)) == (b"\xff\xff\xff", b"\xff\xff\xff\0")
+    for other in ((1, 2, 3, 4), [1], 1, (256,), ("a",)):
+        assert table.beginning(other) is None
 
 
 def at_sight(type_, value):

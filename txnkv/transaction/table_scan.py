@@ -164,9 +164,9 @@ class Scan(Closing):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         few = self._few()
-        if few is not None:
-            yield from few
-            return
+        return self._in_batches() if few is None else iter(few)
+
+    def _in_batches(self) -> Iterator[dict[str, Any]]:
         for batch in self.to_batches():
             yield from lookup.dicts(batch)
 

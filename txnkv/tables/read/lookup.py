@@ -205,7 +205,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if view.txn_id is not None or not (is_range or filter.is_of_values(asked.table.schema)):
         return None
     try:
-        index = scan.chosen_index(tables, asked)
+        index = None if is_range else scan.chosen_index(tables, asked)
         if index is None:
             most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
             rows = _few_by_key(tables, asked, view, most)
@@ -229,21 +229,26 @@ def _few_by_key(
     tables: Tables, asked: scan.Request, view: ReadView, most: int
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
-    tablets = tables.tablets(asked.table)
+    writer = tables.row_writer(asked.table)
+    tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
     if (asked.ordered and len(tablets) > 1) or _are_own(view, tablets):
         return None
-    ranges = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
+    bounds = rows_of.beginning(first) if first else None
+    ranges = (
+        asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
+        if bounds is None
+        else [KeyRange(*bounds)]
+    )
     if most == core.FEW and any(each.low is None or each.high is None for each in ranges):
         return None
     if most == 0 or all(each.empty for each in ranges):
         return None  # a plan has nothing to read either
     rows: list[dict[str, Any]] = []
-    of_table = tables.row_writer(asked.table).rows
     for tablet in tablets:
         for each in ranges:
             if each.empty or (most < core.FEW and len(rows) >= most):
                 continue
-            found = point.find_dicts(tables, tablet, of_table, view, each.low, each.high, most)
+            found = point.find_dicts(tables, tablet, rows_of, view, each.low, each.high, most)
             if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found

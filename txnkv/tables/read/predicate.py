@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -145,8 +145,7 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
     return not above
 
 
-@dataclass(frozen=True)
-class KeyRange:
+class KeyRange(NamedTuple):
     """low <= encoded key < high; None is unbounded."""
 
     low: bytes | None = None
@@ -171,11 +170,14 @@ class Filter:
         predicates: ANDed.
         expression: an Arrow expression, applied after them.
         columns: what it needs to see.
+        first: values of the first columns of the key, where they are all that it asks for, and
+            known at sight.
     """
 
     predicates: tuple[Predicate, ...] = ()
     expression: pc.Expression | None = None
     columns: tuple[str, ...] = ()
+    first: tuple[Any, ...] = ()
 
     def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
         """The range of encoded keys outside of which nothing satisfies it."""
@@ -201,6 +203,8 @@ class Filter:
 
     def is_key_range(self, schema: Schema) -> bool:
         """True when all rows in the key range satisfy it, so that no row need be looked at."""
+        if self.first:
+            return True
         if self.expression is not None:
             return False
         left = len(self.predicates)
@@ -266,7 +270,9 @@ def parse(where: Where, schema: Schema) -> Filter:
         return Filter()
     if isinstance(where, pc.Expression):
         where = [where]
-    if isinstance(where, (str, bytes)) or not isinstance(where, Sequence):
+    if not isinstance(where, list) and (
+        isinstance(where, (str, bytes)) or not isinstance(where, Sequence)
+    ):
         raise TypeError(
             "where is a list of (column, op, value), as [('total', '>', 5)], "
             "or a pyarrow.compute expression"
@@ -279,8 +285,23 @@ def parse(where: Where, schema: Schema) -> Filter:
             expression = entry if expression is None else expression & entry
         else:
             predicates.append(_predicate(entry, schema))
+    first = () if expression is not None else _first(predicates, schema.primary_key)
+    if first:
+        return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first)
     columns = schema.columns if expression is not None else (p.column for p in predicates)
     return Filter(tuple(predicates), expression, tuple(dict.fromkeys(columns)))
+
+
+def _first(predicates: Sequence[Predicate], key: Sequence[str]) -> tuple[Any, ...]:
+    """The values that predicates want of the first columns of a key, one each; () where they want
+    more, or of a type whose values are not compared as bytes.
+    """
+    if len(predicates) > len(key):
+        return ()
+    for p, name in zip(predicates, key, strict=False):
+        if p.column != name or p.op != "=" or p.given.__class__ is not tuple:
+            return ()
+    return tuple([p.given[0] for p in predicates])
 
 
 def _require_fitting(where: pc.Expression, schema: Schema) -> None:
@@ -303,13 +324,13 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     if op not in OPERATORS:
         hint = ": write '='" if op == "==" else ""
         raise SchemaError(f"{op!r} is no operator{hint}; there are {', '.join(OPERATORS)}")
+    if len(entry) == 3 and op in _COMPARE and _fits(kind, entry[2]):
+        return Predicate(name, op, kind, (entry[2],))
     if (op in _OF_NULLS) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
     values: pa.Array | tuple[Any, ...]
     if len(entry) == 2:
         values = ()
-    elif op in _COMPARE and _fits(kind, entry[2]):
-        return Predicate(name, op, kind, (entry[2],))
     else:
         given = _several(entry) if op == "in" else [entry[2]]
         if op != "in" and given[0] is None:

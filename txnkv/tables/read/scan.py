@@ -366,8 +366,8 @@ def request(
         raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
     if limit is not None and not hasattr(limit, "__index__"):
         raise TypeError(f"limit is a number of rows, not {limit!r}")
-    names = tuple(table.schema.names if columns is None else columns)
-    for name in names:
+    names = tuple(table.schema.columns if columns is None else columns)
+    for name in () if columns is None else names:
         table.schema.position(name)
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of rows, not {limit}")
