@@ -105,7 +105,8 @@ def instrument(
     for kind, names in _FETCHES:
         for name in names:
             _replace(kind, name, lambda do: _receive(told, do))
-    _replace(Session, "send", lambda do: _carrying(do, 4))
+    for sender in (Transaction, Session):
+        _replace(sender, "send", lambda do: _carrying(do, 4))
     _replace(Producer, "send", lambda do: _carrying(do, 3))
 
 
@@ -354,7 +355,8 @@ def _carrying(do: _Do, place: int) -> _Do:
             if len(args) > place:
                 given, args = args[place], (*args[:place], None, *args[place + 1 :])
             pairs = list(given.items() if isinstance(given, Mapping) else given or ())
-            pairs += [(name, text.encode()) for name, text in carrier.items()]
+            carried = [(name, text.encode()) for name, text in carrier.items()]
+            pairs += [pair for pair in carried if pair not in pairs]  # of a session's transaction
             if len(args) > place:
                 args = (*args[:place], pairs, *args[place + 1 :])
             else:

@@ -51,8 +51,8 @@ AS_THEY_ARE = {
     "Producer": "close flush hurry name send sent",
     "Session": "ack ack_cumulative delete delete_ignore insert insert_ignore update update_ignore "
     "upsert",
-    "Transaction": "ack ack_cumulative delete delete_ignore deserialize flush insert insert_ignore "
-    "pending_errors send send_batch update update_ignore upsert write",
+    "Transaction": "delete delete_ignore deserialize flush insert insert_ignore "
+    "pending_errors send_batch update update_ignore upsert write",
 }
 """Methods of the local handle that do with others of it, which are sent."""
 

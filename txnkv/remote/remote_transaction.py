@@ -320,6 +320,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _put(self, table: Any, op: str, row: Any) -> None:
         getattr(self._session(), op)(table, row)
 
+    @like(Transaction.send)
+    def send(self, *args: Any, **named: Any) -> None:
+        self._session().send(*args, **named)
+
+    def ack(self, subscription: Any, message: Any) -> None:
+        self._session().ack(subscription, message)
+
+    def ack_cumulative(self, subscription: Any, message: Any) -> None:
+        self._session().ack_cumulative(subscription, message)
+
     # -- reading -----------------------------------------------------------------------
 
     def _read(self, name: str, table: Any, *args: Any, **named: Any) -> Any:

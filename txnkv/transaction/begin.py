@@ -53,6 +53,7 @@ def begin(
     """A new transaction at the latest snapshot, which stays pinned until its end. No I/O.
 
     Args:
+        age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
         spare: the id to take, which was given before and not used.
 
     Raises:

@@ -421,7 +421,7 @@ class TxnContext:
     def acknowledge(
         self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
     ) -> None:
-        """Take acknowledgements of a subscription; `settle` comes next.
+        """Take acknowledgements of a subscription.
 
         Raises:
             AckConflictError: another transaction has one of them.
@@ -435,9 +435,8 @@ class TxnContext:
             self.touched = True
             call = info.id, tuple(ids), cumulative
             again = call in self._unsure_acks
-            outbox = self._parts().outbox
             try:
-                outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
+                self._parts().outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
             except AckConflictError as error:
                 self._abort_on_conflict(error)
                 raise
@@ -445,6 +444,7 @@ class TxnContext:
                 self._unsure_acks |= {call}
                 raise
             self._unsure_acks -= {call}
+            self.settle_if_possible()
 
     @contextmanager
     def taking_back(self) -> Iterator[None]:

@@ -47,6 +47,7 @@ from txnkv.topics import (
     outbox,
     partition_of_one,
     spread,
+    topic_catalog,
 )
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
@@ -82,6 +83,39 @@ class Parcel(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for _, part in self.parts)
+
+
+class Lone(NamedTuple):
+    """A message that waits before its transaction has a session: most send no other."""
+
+    topic: TopicInfo
+    message: Pending
+
+    @classmethod
+    def checked(cls, topic: TopicInfo, said: tuple[Any, ...]) -> Lone:
+        """The message for a topic as it is now, of the other arguments of `Session.send`."""
+        value, key, partition, headers, timestamp, deliver_at = said
+        topic_catalog.require_writable(topic)
+        if (encode := encoder_of(topic)) is not None:
+            value = encode(value)
+        rest = partition, headers, timestamp, len(topic.partitions), deliver_at
+        return cls(topic, message_input.pending(value, key, *rest))
+
+    def give(self, context: TxnContext) -> bool:
+        """Give it to a transaction; False where that takes a session.
+
+        Raises:
+            TopicNotFoundError: the topic was dropped.
+            InvalidTxnStateError: the transaction has ended.
+        """
+        topic, one = self.topic, message_input.single([self.message])
+        if one is None:
+            return False
+        count = len(topic.partitions)
+        number = 0 if count == 1 else partition_of_one(one, count, Sticky().turn(count))
+        context.send(topic, [(number, one)])
+        context.instance.coordinator.metrics.messages_sent.value += 1
+        return True
 
 
 def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> bool:

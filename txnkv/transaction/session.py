@@ -45,7 +45,6 @@ from txnkv.transaction.session_buffer import (
     SessionRows,
     Unsure,
     WriteResult,
-    acks_wait_in_memory,
 )
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
@@ -91,7 +90,7 @@ class Session(Closing):
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
-        self._sent = self._acked = 0
+        self._sent = 0
         # What `send_batch` failed with and has taken, and how many messages it is.
         self._unsent: tuple[Any, int] | None = None
         self._connection = connection
@@ -107,6 +106,9 @@ class Session(Closing):
         self._table: AnyTable | None = None
         self._op, self._closed = "", False
         self._take: Adder = nothing
+        if rows is not None and (lone := rows.lone) is not None:
+            self._sending.appender(lone.topic)(lone.message)
+            rows.lone = None
         if context is None:
             connection.sessions.add(self)
 
@@ -337,7 +339,7 @@ class Session(Closing):
     def _note(self, *, sent: int = 0, acked: int = 0) -> None:
         """Have these counted by the next flush and the metrics."""
         self._sent += sent
-        self._acked += acked
+        self._rows.acked += acked
         metrics = self._connection.instance.coordinator.metrics
         metrics.messages_sent.value += sent
         metrics.messages_acked.value += acked
@@ -362,20 +364,19 @@ class Session(Closing):
         """
         self._acknowledge(subscription, message, cumulative=True)
 
-    @shielded_unless(lambda self, to, *_, **__: acks_wait_in_memory(self._context, to))
-    def _acknowledge(
-        self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
-    ) -> None:
+    def _acknowledge(self, to: AnySubscription, message: Acknowledged, *, cumulative: bool) -> None:
         self._require_open("acknowledge")
-        info, ids = acks_of(self._connection, subscription, message)
         if self._context is None:
-            refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
-            self._acks.append((info, ids, cumulative))
+            self._keep_acks(to, message, cumulative=cumulative)
         else:
-            self._context.acknowledge(info, ids, cumulative=cumulative)
-            self._context.settle_if_possible()
-            self._note(acked=len(ids))
+            self._rows.acknowledge(self._connection, self._context, to, message, cumulative)
         self._after_call()
+
+    @shielded
+    def _keep_acks(self, to: AnySubscription, message: Acknowledged, *, cumulative: bool) -> None:
+        info, ids = acks_of(self._connection, to, message)
+        refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
+        self._acks.append((info, ids, cumulative))
 
     # -- flush -------------------------------------------------------------------------
 
@@ -391,7 +392,7 @@ class Session(Closing):
         if self.has_pending:
             self._connection.require_open()
         outcome = self._flush_all()
-        sent, acked, self._sent, self._acked = self._sent, self._acked, 0, 0
+        sent, acked, self._sent, self._rows.acked = self._sent, self._rows.acked, 0, 0
         self._unsent = None
         return replace(self._errors.result(outcome), sent=sent, acked=acked)
 

@@ -21,13 +21,22 @@ from txnkv.errors import (
     RowError,
     RowErrors,
     TableNotFoundError,
+    TopicNotFoundError,
     require_number,
 )
+from txnkv.storage import shielded_unless
 from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, write_buffer
 from txnkv.topics import MessageId, SubscriptionInfo
+from txnkv.transaction.connection import (
+    Acknowledged,
+    AnySubscription,
+    AnyTopic,
+    Connection,
+    acks_of,
+)
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
-from txnkv.transaction.send_buffer import Parcel
+from txnkv.transaction.send_buffer import Lone, Parcel
 
 BUFFER_BYTES: Final = 64 << 20
 """The default `buffer_bytes` of `new_session`."""
@@ -45,10 +54,10 @@ _TEXT: Final = frozenset({str, bytes})
 _NESTED: Final = frozenset({tuple, list})
 
 
-def acks_wait_in_memory(context: TxnContext | None, subscription: object) -> bool:
+def _acks_wait_in_memory(context: TxnContext, subscription: object) -> bool:
     """Tell whether acks of a transaction are written nowhere before it commits."""
     info = getattr(subscription, "info", subscription)
-    if context is None or context.stored or not isinstance(info, SubscriptionInfo) or info.leased:
+    if context.stored or not isinstance(info, SubscriptionInfo) or info.leased:
         return False
     return context.instance.topics.local.exclusive(info.id) is not None
 
@@ -159,17 +168,21 @@ class SessionRows:
     Attributes:
         runs: rows of one kind that follow each other.
         written: what became of rows, in front of them, that did not have to wait.
+        lone: a message of a transaction that has no session yet.
+        acked: the number of messages that were acknowledged since the last flush.
     """
 
-    __slots__ = ("_room", "runs", "written")
+    __slots__ = ("_room", "acked", "lone", "runs", "written")
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self.runs: list[Run] = []
         self.written: list[Written] = []
+        self.lone: Lone | None = None
+        self.acked = 0
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.written)
+        return bool(self.runs or self.written or self.lone)
 
     def __len__(self) -> int:
         return sum(len(run.rows) for run in self.runs)
@@ -220,10 +233,61 @@ class SessionRows:
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
-        runs, self.runs = self.runs, []
+        runs, self.runs, self.lone = self.runs, [], None
         if self._room.limit is not None:
             self._room.empty()
         return runs
+
+    @shielded_unless(lambda self, _, context, to, *__: _acks_wait_in_memory(context, to))
+    def acknowledge(
+        self,
+        connection: Connection,
+        context: TxnContext,
+        subscription: AnySubscription,
+        message: Acknowledged,
+        cumulative: bool,
+    ) -> None:
+        """Acknowledge messages in a transaction; raises as `Session.ack`."""
+        connection.require_open()
+        context.require_open("acknowledge")
+        info, ids = acks_of(connection, subscription, message)
+        context.acknowledge(info, ids, cumulative=cumulative)
+        context.instance.coordinator.metrics.messages_acked.value += len(ids)
+        self.acked += len(ids)
+
+    def send(self, connection: Connection, context: TxnContext, topic: AnyTopic, said: Any) -> bool:
+        """Keep the first message of a transaction; False where it takes a session.
+
+        Args:
+            connection: to the store.
+            context: of the transaction.
+            topic: to which.
+            said: the other arguments of `Session.send`, which it raises as.
+        """
+        with context.lock:
+            if self.lone is not None or not context.may_be_small:
+                return False
+            context.require_open("send")
+            self.lone = Lone.checked(connection.topic_info(topic), said)
+            return True
+
+    def give(self, context: TxnContext) -> bool:
+        """Give that message to the transaction; False where it takes a session.
+
+        Raises:
+            TopicNotFoundError: the topic was dropped; the message is gone.
+        """
+        with context.lock:
+            if (lone := self.lone) is None:
+                return True
+            try:
+                if not lone.give(context):
+                    return False
+            except TopicNotFoundError:
+                self.lone = None
+                raise
+            self.lone = None
+            return True
 
     def write(
         self,

@@ -80,11 +80,7 @@ class Transaction(Closing):
         age_ts: Timestamp | None = None,
         spare: int | None = None,
     ) -> Transaction:
-        """Begin a transaction; see `Client.new_transaction`; for `spare`, `begin.begin`.
-
-        Args:
-            age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
-        """
+        """Begin a transaction; see `Client.new_transaction`, for `age_ts` and `spare` `begin`."""
         if not connection.is_open or connection.instance.read_only:
             connection.require_writable()
         context = begin(
@@ -277,11 +273,11 @@ class Transaction(Closing):
                 other process has ever known of it.
         """
         self.connection.require_open()
-        self.context.require_process()
-        tokens.require_shareable(self.context.row, "serialize")
-        if not self.context.stored:
-            self.context.ensure_large("serialize")
-        at, row, told = self.context.instance, self.context.row, self.connection.addresses
+        (context := self.context).require_process()
+        tokens.require_shareable(context.row, "serialize")
+        if not context.stored:
+            context.ensure_large("serialize")
+        at, row, told = context.instance, context.row, self.connection.addresses
         return tokens.issue(at.coordinator, at.store.store_id, row, keepalive, told)
 
     @classmethod
@@ -297,10 +293,9 @@ class Transaction(Closing):
         if client.elsewhere is not None:
             joined: Transaction = client.elsewhere("join", token)
             return joined
-        instance = client.instance
-        row, keepalive = tokens.admit(instance.coordinator, instance.store.store_id, token)
-        context = TxnContext(instance, row, stored=True)
-        return cls(client, context, joined=True, keepalive=keepalive)
+        at = client.instance
+        row, keepalive = tokens.admit(at.coordinator, at.store.store_id, token)
+        return cls(client, TxnContext(at, row, stored=True), joined=True, keepalive=keepalive)
 
     # -- sessions ----------------------------------------------------------------------
 
@@ -313,8 +308,7 @@ class Transaction(Closing):
             InvalidTxnStateError: commit was called already, or it is not open.
         """
         self.connection.require_open()
-        context = self.context
-        if context.local.commit_called:
+        if (context := self.context).local.commit_called:
             said = f"transaction {context.row.txn_id} takes no new sessions"
             raise InvalidTxnStateError(f"transaction commit has already started: {said}")
         session = Session(self.connection, context, flush_mode, buffer_bytes)
@@ -372,7 +366,9 @@ class Transaction(Closing):
         deliver_at: Any = None,
     ) -> None:
         """Send one message; see `Session.send`."""
-        self._session().send(topic, value, key, partition, headers, timestamp, deliver_at)
+        said = value, key, partition, headers, timestamp, deliver_at
+        if not self._rows.send(self.connection, self.context, topic, said):
+            self._session().send(topic, *said)
 
     def send_batch(self, topic: AnyTopic, data: Any) -> WriteResult:
         """Send Arrow data; see `Session.send_batch`."""
@@ -380,11 +376,11 @@ class Transaction(Closing):
 
     def ack(self, subscription: AnySubscription, message: Acknowledged) -> None:
         """Acknowledge a message, its id, or a list of them; see `Session.ack`."""
-        self._session().ack(subscription, message)
+        self._rows.acknowledge(self.connection, self.context, subscription, message, False)
 
     def ack_cumulative(self, subscription: AnySubscription, message: Acknowledged) -> None:
         """Acknowledge all messages up to this one; see `Session.ack_cumulative`."""
-        self._session().ack_cumulative(subscription, message)
+        self._rows.acknowledge(self.connection, self.context, subscription, message, True)
 
     def flush(self) -> WriteResult:
         """Write and send what waits; see `Session.flush`."""
@@ -514,6 +510,8 @@ class Transaction(Closing):
             if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
                 return
             try:
+                if flush and self._rows.lone and not self._rows.give(context):
+                    self._session()
                 if flush and self._rows.runs:
                     self._write_rows()
                 for session in context.sessions if flush else ():
