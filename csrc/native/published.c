@@ -99,7 +99,7 @@ static published_status_t on_disk(published_t *self, look_t look, void *asked) {
     return status;
 }
 
-/* The snapshot to look at; 0: the layers are not for it. */
+/* The snapshot to look at; 0, at which there is nothing yet: the layers are not for it. */
 static uint64_t here(const published_t *self, uint64_t snapshot) {
     if (self->layers == NULL || self->at != word_of(&self->epoch, 0)) return 0;
     if (snapshot == PUBLISHED_LATEST) snapshot = latest(self);

@@ -33,7 +33,7 @@ typedef enum {
 /* Words of `shown`, which the commit log writes: its docstring tells of them. */
 enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
 
-enum { PUBLISHED_LATEST = 0 }; /* as a snapshot: the latest there is */
+#define PUBLISHED_LATEST UINT64_MAX /* as a snapshot: the latest there is */
 
 /* Appends the bytes of the row with this key to `row`; own NULL: no writes of a transaction. */
 published_status_t published_find(published_t *published, const mem_row_set_t *own,

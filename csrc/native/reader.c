@@ -80,7 +80,7 @@ static PyObject *answer(reader_t *self, published_status_t status, const row_byt
 }
 
 static bool number_of(PyObject *given, unsigned long long *out) {
-    *out = given == Py_None ? 0 : PyLong_AsUnsignedLongLong(given);
+    *out = PyLong_AsUnsignedLongLong(given);
     return PyErr_Occurred() == NULL;
 }
 
@@ -145,7 +145,7 @@ static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "get() takes a key, a snapshot and a function");
         return NULL;
     }
-    if (n > 1 && !number_of(args[1], &snapshot)) return NULL;
+    if (n > 1 && args[1] != Py_None && !number_of(args[1], &snapshot)) return NULL;
     reader_t *self = (reader_t *)object;
     if (snapshot == PUBLISHED_LATEST && !is_confirmed(self)) return Py_NewRef(Py_NotImplemented);
     const reader_own_t none = {.add_key = n > 2 ? args[2] : Py_None, .snapshot = snapshot};

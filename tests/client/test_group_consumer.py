@@ -349,6 +349,38 @@ def test_partitions_that_are_added_are_shared(
     assert one.committed() == {0: 4, 1: 4, 2: 4, 3: 4, 4: 1, 5: 1}
 
 
+def test_partitions_that_are_added_are_read_from_their_beginning(
+    client: txnkv.Client, topic: txnkv.Topic, until: Any
+) -> None:
+    """Also by a group that began at the latest, whoever of its members has them first."""
+    one = client.consumer(topic, group="late", reset="latest")
+    assert given(one) == {}
+    with client.consumer(topic, group="late", reset="latest") as two:
+        until(lambda: given(one) == given(two) == {} and two.partitions == [2, 3])
+        topic.alter(partitions=6)
+        send(client, 1, partitions=6)
+        found: dict[int, list[int]] = {}
+
+        def more() -> bool:
+            for each in (one, two):
+                found.update(given(each))
+                commit(client, each)
+            return len(found) == 6
+
+        until(more)
+        assert found == {0: [3], 1: [3], 2: [3], 3: [3], 4: [0], 5: [0]}
+    one.close()
+
+
+def test_a_member_that_is_dropped_is_out_at_once(connect: Connect, topic: Any, until: Any) -> None:
+    client = connect(keepalive_time=3600.0)
+    one = client.consumer("t", group="g")
+    assert given(one) == ALL
+    del one
+    with client.consumer("t", group="g") as two:
+        assert until(lambda: given(two)) == ALL
+
+
 def test_a_member_of_a_killed_process_is_out_after_its_keepalive_time(
     client: txnkv.Client, topic: txnkv.Topic, member: Any, process: Any, until: Any
 ) -> None:

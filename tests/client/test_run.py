@@ -160,3 +160,18 @@ def test_run_asks_for_the_outcome_when_it_is_unknown(
     assert client.run(work) == "done"
     assert tried == [1]
     assert table.count() == 1
+
+
+def test_run_takes_no_other_outcome_for_its_own(client: txnkv.Client, table: txnkv.Table) -> None:
+    """That of a transaction inside of the function says nothing of the one around it."""
+    other = client.new_transaction()
+    other.insert(table, (2, None))
+    other.commit()
+
+    def work(txn: txnkv.Transaction) -> str:
+        txn.insert(table, (1, None))
+        raise txnkv.CommitOutcomeUnknownError("the answer was lost", int(other.id))
+
+    with pytest.raises(txnkv.CommitOutcomeUnknownError):
+        client.run(work)
+    assert table.get(1) is None

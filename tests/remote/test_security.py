@@ -74,6 +74,24 @@ def test_users_have_their_rights(
     assert store.table("other").count() == 0
 
 
+def test_dead_letters_go_where_their_user_may_send(
+    store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    path = tmp_path / "users.toml"
+    token = add_user(path, "joe", "write", [], ["in", "mine"])
+    for name in ("in", "mine", "secret"):
+        store.create_topic(name)
+    address = f"grpc://127.0.0.1:{serve(Users(path)).port}"
+    with txnkv.connect(address, credentials=token) as joe:
+        topic = joe.topic("in")
+        for other in ("secret", "new"):
+            with pytest.raises(txnkv.AuthenticationError, match=f"no right to .* topic '{other}'"):
+                topic.subscribe("s", max_deliveries=1, dead_letter=other)
+        topic.subscribe("s", max_deliveries=1, dead_letter="mine").close()
+        topic.subscribe("t", max_deliveries=1).close()
+    assert sorted(store.topics()) == ["events", "in", "in.t.dead", "mine", "secret"]
+
+
 def test_a_table_has_the_rights_of_its_present_name(
     store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
 ) -> None:

@@ -331,3 +331,20 @@ def test_dates_that_python_cannot_name(client: txnkv.Client, kind: str, number: 
     both = [("k", ">=", 0), ("k", "<", 9)]
     assert table.count(both) == 2
     assert list(table.scan(["k"], both, ordered=True)) == [{"k": 1}, {"k": 2}]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_there_is_nothing_before_the_first_commit(client: txnkv.Client, at: int) -> None:
+    """At Timestamp(0), too, which is no way to say the latest."""
+    table = client.create_table("t", SCHEMA)
+    table.insert(row((1, "a"), 1))
+    assert table.get((1, "a")) is not None
+    first = client.snapshot(at=txnkv.Timestamp(at))
+    for flushed in (False, True):
+        if flushed:
+            client.compact()
+        assert first.get(table, (1, "a")) is table.get((1, "a"), snapshot=first) is None
+        for where in ([("w", "=", 1)], [("w", "=", 1), ("d", "=", "a")], None):
+            assert list(first.scan(table, where=where)) == []
+        assert table.count(snapshot=first) == 0
+        assert len(list(table.scan(where=[("w", "=", 1)]))) == 1

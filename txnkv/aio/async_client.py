@@ -153,14 +153,15 @@ class AsyncClient(ClosingWrapper[Client]):
         while True:
             if attempts.blocked:
                 await (self._calls if attempts.ahead else self._waits)(attempts.wait)
-            begun = await self._calls(attempts.begin)
+            begun, returned = await self._calls(attempts.begin), False
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:
                     result = await fn(txn)
+                    returned = True
                 return result
             except CommitOutcomeUnknownError as error:
-                if not error.txn_id:
-                    raise  # nothing to ask by
+                if not returned or not error.txn_id:
+                    raise  # it is of a commit of the function's own, or there is nothing to ask by
                 state = await self._calls(self.blocking.outcome, error.txn_id)
                 if state is TxnState.COMMITTED:
                     return result

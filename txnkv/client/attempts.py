@@ -329,14 +329,15 @@ def run(
     """
     while True:
         attempts.wait(caller())
-        txn = attempts.begin()
+        txn, returned = attempts.begin(), False
         try:
             with txn:
                 result = fn(txn)
+                returned = True
             return result
         except CommitOutcomeUnknownError as error:
-            if not error.txn_id:
-                raise  # nothing to ask by
+            if not returned or not error.txn_id:
+                raise  # it is of a commit of the function's own, or there is nothing to ask by
             if outcome(error.txn_id) is TxnState.COMMITTED:
                 return result
             pause = retries.pause(error, retriable=True)

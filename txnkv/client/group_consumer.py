@@ -40,7 +40,7 @@ from txnkv.errors import (
     TxnkvError,
     require_number,
 )
-from txnkv.storage import clock
+from txnkv.storage import WhenDropped, clock
 from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start
 from txnkv.transaction import Closing, Transaction
 
@@ -131,6 +131,7 @@ class GroupConsumer(Closing):
         self._failed = self._told = False
         self._next_look = 0
         self._membership.join()
+        self._out = WhenDropped(self, self._membership.end)
 
     @property
     def partitions(self) -> list[int]:
@@ -359,24 +360,35 @@ class GroupConsumer(Closing):
         rows = {row["partition"]: row for row in txn.scan(self._offsets, where=self._where)}
         wanted = share(live, self._topic.partitions)[me]
         late = now - self._client.keepalive_time * 1e6
+        begun = {number for number, row in rows.items() if row["offset"] >= 0}
+        # A group that begins at the latest does so everywhere: what has no position later is a
+        # partition that was added, of which nothing is to be missed.
+        first = range(0 if begun or self._reset != "latest" else self._topic.partitions)
         own = {}
-        for number in sorted({*rows, *wanted}):
+        for number in sorted({*rows, *wanted, *first}):
             row = rows.get(number, {})
             mine = row.get("member") == me
             _, since = self._leaving.get(number, (0, now))
             if number in wanted and row.get("member") not in live:
-                own[number] = self._claim(txn, number, row)
+                own[number] = self._claim(txn, number, row, begun, me)
+            elif number in first and not row:
+                self._claim(txn, number, row, begun, None)
             elif mine and number not in wanted and (number not in self._given or since < late):
                 txn.upsert(self._offsets, {**row, "member": None})
             elif mine:
                 own[number] = row["offset"]
         return own, wanted
 
-    def _claim(self, txn: Transaction, number: int, row: Mapping[str, Any]) -> int:
+    def _claim(
+        self, txn: Transaction, number: int, row: Mapping[str, Any], begun: set[int], me: int | None
+    ) -> int:
         if row.get("offset", -1) < 0:
+            added = number > 0 and begun.issuperset(range(number))
+            begun |= {number} if added else set()
+            reset: Reset = "earliest" if added and self._reset == "latest" else self._reset
             key = {"group": self.group, "topic": self._topic.name, "partition": number}
-            row = key | {"offset": self._begin_of(number), "committed": datetime.now(UTC)}
-        txn.upsert(self._offsets, {**row, "member": self._membership.number})
+            row = key | {"offset": self._begin_of(number, reset), "committed": datetime.now(UTC)}
+        txn.upsert(self._offsets, {**row, "member": me})
         offset: int = row["offset"]
         return offset
 
@@ -427,18 +439,18 @@ class GroupConsumer(Closing):
 
     # -- beginnings --------------------------------------------------------------------
 
-    def _begin_of(self, number: int) -> int:
+    def _begin_of(self, number: int, reset: Reset) -> int:
         """The offset at which a partition is begun.
 
         Raises:
             OffsetOutOfRangeError: nowhere.
         """
-        if self._reset == "none":
+        if reset == "none":
             raise OffsetOutOfRangeError(
                 f"group {self.group!r} has no position in partition {number} of topic "
                 f"{self._topic.name!r}, and its reset is 'none': take 'earliest' or 'latest'"
             )
-        with self._reading(self._reset, [number]) as reader:
+        with self._reading(reset, [number]) as reader:
             return reader.position(number)
 
     def _skip_lost(self) -> bool:
@@ -452,7 +464,7 @@ class GroupConsumer(Closing):
         ends = self._topic.end_offsets()
         lost = [n for n in starts if not starts[n] <= reader.position(n) <= ends[n]]
         for number in lost:
-            was, to = reader.position(number), self._begin_of(number)
+            was, to = reader.position(number), self._begin_of(number, self._reset)
             reader.seek(number, to)
             words = (
                 "group %r: offset %d of partition %d of topic %r is not in the log, goes on at %d"
@@ -469,7 +481,7 @@ class GroupConsumer(Closing):
         self._closed = True
         with suppress(TxnkvError):  # else it is out when its lease ends
             self._client.run(self._leave)
-        self._membership.end()
+        self._out()
         if self._reader is not None:
             self._reader.close()
 

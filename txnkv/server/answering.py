@@ -288,6 +288,15 @@ def _rename_table(guest: Guest, client: Client, table: str, name: Any) -> Table:
     return client.rename_table(table, name)
 
 
+def _subscribe(guest: Guest, topic: Topic, *args: Any, **options: Any) -> Subscription:
+    """By who may send to the topic that is named for dead letters, or make it."""
+    name = options.get("dead_letter")
+    if isinstance(name, str):
+        there = name in guest.client.topics()
+        guest.user.require("write" if there else "admin", About("topic", name))
+    return topic.subscribe(*args, **options)
+
+
 def _open_scan(guest: Guest, client: Client, parts: Any) -> Scan:
     _require_table(guest, client, parts)
     return ScanToken(parts).open(client)
@@ -532,6 +541,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Scan", "few"): _few,
     ("Scan", "to_batches"): _batches,
     ("Topic", "sender"): _sender,
+    ("Topic", "subscribe"): _subscribe,
     ("Sender", "deliver"): _deliver,
     ("Consumer", "poll"): _poll,
     ("Consumer", "poll_batch"): _poll_batch,
