@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.server import Server
 
 from .conftest import Wire
@@ -81,6 +83,39 @@ def test_a_consumer_that_went_to_a_time_is_there_after_a_new_start_of_the_server
         serving.start()
         client.run(lambda txn: txn.send("events", b"new"), deadline=None)
         assert [m.value for m in consumer.poll(timeout=30)] == [b"new"]
+
+
+def test_a_producer_goes_on_after_a_new_start_of_the_server_unless_it_is_fenced(
+    serving: Any, store: txnkv.Client
+) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        elder, other = (client.topic("events").producer(name) for name in ("web", "other"))
+        for producer in (elder, other):
+            producer.send(b"elder's").result()
+        heir = store.topic("events").producer("web")
+        heir.send(b"heir's").result()
+        for _ in range(2):
+            _again(serving, client)
+            with pytest.raises(txnkv.ProducerFencedError, match="a later producer took over"):
+                elder.send(b"never").result()
+            heir.send(b"heir's").result()
+            other.send(b"other's").result()
+        assert other.sent == 3
+        with internals.status(store).write() as cur:  # as a week after its last use
+            cur.execute("DELETE FROM producer_states")
+            cur.execute("DELETE FROM producers WHERE name = 'other'")
+        _again(serving, client)
+        other.send(b"other's").result()
+    values = [message.value for message in store.topic("events").consumer().poll()]
+    assert Counter(values) == {b"elder's": 2, b"heir's": 3, b"other's": 3}
+
+
+def _again(serving: Any, client: txnkv.Client) -> None:
+    """Kill the server and start it; return when the client has it again."""
+    serving.kill()
+    serving.start()
+    _patiently(client.topics)
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from functools import cache
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-VERSION: Final = 6
+VERSION: Final = 7
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"

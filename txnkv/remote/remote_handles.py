@@ -543,7 +543,7 @@ class RemoteProducer(Producer):
 
 
 class _RemoteSender(RemoteHandle):
-    """A sender at the server; one of the same name that is made again there fences itself."""
+    """A sender at the server. Made again it goes on as the producer that it was, or is fenced."""
 
     twin = "Sender"
 
@@ -554,12 +554,14 @@ class _RemoteSender(RemoteHandle):
         self._topic = RemoteTopic(connection, {"info": topic})
         self._name = name
         self.patience = patience
+        self._producer: list[int] | None = None  # id and epoch
         self._make()
 
     def _make(self) -> None:
-        told = self._made(self._topic, "sender", self._name, self.patience)
+        told = self._made(self._topic, "sender", self._name, self.patience, self._producer)
         self.sent: int = told["sent"]
         self.partitions: int = told["partitions"]
+        self._producer = told["producer"]
 
     def look(self) -> int:
         """Ask for the number of partitions."""
@@ -573,6 +575,6 @@ class _RemoteSender(RemoteHandle):
     def deliver(self, shares: Sequence[tuple[int, pa.RecordBatch]]) -> list[Delivered]:
         told = self._call("deliver", [list(share) for share in shares])
         self.sent += sum(batch.num_rows for _, batch in shares)
-        self.partitions = told["partitions"]
+        self.partitions, self._producer = told["partitions"], told["producer"]
         found: list[Delivered] = told["delivered"]
         return found

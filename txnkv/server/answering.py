@@ -203,7 +203,7 @@ _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Job": lambda _, it: {"id": it.id},
     "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
     "Scan": lambda _, it: {"schema": it.schema},
-    "Sender": lambda _, it: {"sent": it.sent, "partitions": it.partitions},
+    "Sender": lambda _, it: {"sent": it.sent} | _about_sender(it),
     "Session": lambda _, __: None,
     "Snapshot": lambda _, it: {"timestamp": it.timestamp},
     "Subscription": lambda guest, it: {"info": it.info, "tcid": _tcid(guest)},
@@ -481,14 +481,21 @@ def _receive_many(
     return _told(found)
 
 
-def _sender(guest: Guest, topic: Topic, name: str | None, patience: float) -> Sender:
+def _sender(
+    guest: Guest, topic: Topic, name: str | None, patience: float, known: Sequence[int] | None
+) -> Sender:
     guest.client.require_writable()
-    return Sender(guest.client.instance.topics, topic.info, name, patience)
+    return Sender(guest.client.instance.topics, topic.info, name, patience, known=known)
+
+
+def _about_sender(sender: Sender) -> dict[str, Any]:
+    producer = sender.producer
+    return {"partitions": sender.partitions, "producer": [producer.id, producer.epoch]}
 
 
 def _deliver(guest: Guest, sender: Sender, shares: Sequence[Any]) -> dict[str, Any]:
     found = sender.deliver([(number, batch) for number, batch in shares])
-    return {"delivered": found, "partitions": sender.partitions}
+    return {"delivered": found} | _about_sender(sender)
 
 
 def _batches(guest: Guest, scan: Scan) -> pa.RecordBatchReader:

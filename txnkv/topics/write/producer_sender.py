@@ -114,9 +114,10 @@ class Sender:
         name: a later producer of this name and topic fences this one; None: nobody does.
         patience: seconds for which a commit is tried again.
         epoch: of a producer that numbers its messages itself; `deliver` is told the numbers.
+        known: id and epoch of the named producer that goes on; None: a new one.
 
     Raises:
-        ProducerFencedError: a later epoch was seen than this one.
+        ProducerFencedError: a later epoch was seen than this one, or another than was known.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Sender:
         name: str | None,
         patience: float = PATIENCE,
         epoch: int | None = None,
+        known: Sequence[int] | None = None,
     ) -> None:
         self._topics = topics
         self._topic = topic
@@ -138,10 +140,12 @@ class Sender:
         with topics.store.status.write() as cur:
             topics.refuse_dropped(cur, version, [topic])
             now = clock.now_micros()
-            if name is None or epoch is None:
-                self.producer = producers.register(cur, topic.id, name, now)
-            else:
+            if name is not None and epoch is not None:
                 self.producer = producers.adopt(cur, topic.id, name, epoch, now)
+            elif name is not None and known is not None:
+                self.producer = producers.resume(cur, topic.id, name, known, now)
+            else:
+                self.producer = producers.register(cur, topic.id, name, now)
         self.sent = self.producer.sent
 
     @property

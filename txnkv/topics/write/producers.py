@@ -173,6 +173,13 @@ def fenced(epoch: int, later: int) -> ProducerFencedError:
     )
 
 
+def _taken_over(name: str | None) -> ProducerFencedError:
+    return ProducerFencedError(
+        f"a later producer took over the name {name!r}: nothing of this one is taken any more. "
+        "Close it; if it is to go on, make a new producer"
+    )
+
+
 def _gap(first: int, last: int, known: str, expected: int) -> OutOfOrderSequenceError:
     return OutOfOrderSequenceError(
         f"a batch with the sequence numbers {first} to {last} came, {known}: {expected} was to "
@@ -284,6 +291,21 @@ def register(cur: apsw.Cursor, topic_id: int, name: str | None, now: int) -> Pro
     return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), 0, now, sent)
 
 
+def resume(
+    cur: apsw.Cursor, topic_id: int, name: str, known: Sequence[int], now: int
+) -> ProducerId:
+    """The producer that had this id and epoch, in a new epoch; another one where its name is
+    forgotten.
+
+    Raises:
+        ProducerFencedError: a later one of its name took over.
+    """
+    found = _by_name(cur, topic_id, name)
+    if found is not None and [*found[:2]] != [*known]:
+        raise _taken_over(name)
+    return register(cur, topic_id, name, now)
+
+
 def adopt(cur: apsw.Cursor, topic_id: int, name: str, epoch: int, now: int) -> ProducerId:
     """Return the producer of a name, of which somebody else gives out the epochs.
 
@@ -351,10 +373,7 @@ def require_current(cur: apsw.Cursor, producer: ProducerId, now: int) -> None:
     if (id, epoch) > (producer.id, producer.epoch):
         if id == producer.id:
             raise fenced(producer.epoch, epoch)
-        raise ProducerFencedError(
-            f"a later producer took over the name {producer.name!r}: nothing of this one is taken "
-            "any more. Close it; if it is to go on, make a new producer"
-        )
+        raise _taken_over(producer.name)
     if (id, epoch) < (producer.id, producer.epoch):  # an elder that came back after its week
         _forget(cur, id)
         require_current(cur, producer, now)
