@@ -85,6 +85,46 @@ def test_a_consumer_that_went_to_a_time_is_there_after_a_new_start_of_the_server
         assert [m.value for m in consumer.poll(timeout=30)] == [b"new"]
 
 
+ORDERS: list[dict[str, Any]] = [{}, {"order": "commit"}, {"isolation": "serializable"}]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_consumer_that_has_given_nothing_begins_where_it_began_after_a_new_start(
+    serving: Any, store: txnkv.Client, order: dict[str, Any]
+) -> None:
+    torn = store.create_topic("torn")
+    with store.transaction() as txn:
+        txn.send(torn, b"0")
+        txn.flush()
+        txn.send(torn, b"1")
+    torn.truncate(before=1)
+    store.run(lambda txn: txn.send(torn, b"2"))
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        begun = [
+            [
+                host.topic("events").consumer(start="latest", **order),
+                host.topic("torn").consumer(**order),
+            ]
+            for host in (store, client)
+        ]
+        assert repr(begun[0]) == repr(begun[1])
+        store.run(lambda txn: txn.send("events", b"a"))
+        _again(serving, client)
+        store.topic("events").alter(partitions=2)
+        store.run(lambda txn: txn.send("events", b"b", partition=1))
+        here, there = ([_all(consumer) for consumer in consumers] for consumers in begun)
+        assert here == there
+        assert here[0] == [b"a", b"b"]
+
+
+def _all(consumer: Any) -> list[bytes]:
+    found: list[bytes] = []
+    while some := consumer.poll(timeout=0.5):
+        found += [message.value for message in some]
+    return sorted(found)
+
+
 def test_a_producer_goes_on_after_a_new_start_of_the_server_unless_it_is_fenced(
     serving: Any, store: txnkv.Client
 ) -> None:

@@ -217,6 +217,19 @@ class Consumer(Closing):
         first: int = again[1].column("offset")[0].as_py()
         return self._before[partition] if self._by_commit else max(first, self._before[partition])
 
+    def _place(self, partition: int) -> list[int]:
+        """The position in a partition and, in the order of commits, what `_resume` takes."""
+        reader = self._reader(partition)
+        rest = reader.rest if isinstance(reader, CommitReader) else ()
+        return [self.position(partition), *rest]
+
+    def _resume(self, partition: int, above: int, *rest: int) -> None:
+        """Go on in a partition as a consumer that was at this position."""
+        reader = self._reader(partition)
+        if isinstance(reader, CommitReader):
+            reader.resume(above, *rest)
+            self._above = above
+
     def unpoll(self) -> None:
         """Undo the last `poll` or `poll_batch`: the next one gives its messages again."""
         self._again, self._given = self._given + self._again, []

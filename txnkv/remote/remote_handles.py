@@ -413,12 +413,13 @@ class RemoteConsumer(_Polling, Consumer):
         self._topic_handle, self._options, self._start = topic, options, options.pop("start")
         self._info = topic.info
         self._closed = False
+        self._at: dict[int, list[int]] = {}  # by partition; its position comes first
         self._make()
 
     def _make(self) -> None:
-        told = self._made(self._topic_handle, "consumer", start=self._start, **self._options)
+        told = self._made(self._topic_handle, "consumer", self._start, self._at, **self._options)
         self._tcid: int = told["tcid"]
-        self._numbers: list[int] = told["partitions"]
+        self._at = told["at"]
 
     def _make_again(self) -> bool:
         self._make()
@@ -427,29 +428,26 @@ class RemoteConsumer(_Polling, Consumer):
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         self._require_open()
         found = self._wait_for("poll", max_messages, timeout)
-        self._go_to(found["positions"])
+        self._at = found["at"]
         return self._messages(found)
-
-    def _go_to(self, positions: dict[int, int]) -> None:
-        self._start, self._numbers = positions, list(positions)
 
     def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
         self._require_open()
         found = self._wait_for("poll_batch", max_messages, timeout)
-        self._go_to(found["positions"])
+        self._at = found["at"]
         return found["rows"]
 
     @property
     def partitions(self) -> list[int]:
-        return list(self._numbers)
+        return list(self._at)
 
     def seek(self, partition: int, offset: int) -> None:
-        self._start = self._call("seek", partition, offset)
+        self._at = self._call("seek", partition, offset)
 
     def seek_to_time(self, when: datetime) -> None:
-        self._start = self._call("seek_to_time", when)
+        self._at = self._call("seek_to_time", when)
 
     def close(self) -> None:
         if not self._closed:
@@ -459,7 +457,8 @@ class RemoteConsumer(_Polling, Consumer):
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
         isolation = self._options["isolation"]
-        return f"<Consumer of {self._info.name!r}, {isolation}, at {self._start}{closed}>"
+        places = ", ".join(f"{number}@{at[0]}" for number, at in self._at.items())
+        return f"<Consumer of {self._info.name!r}, {isolation}: {places}{closed}>"
 
     def _require_open(self) -> None:
         if self._closed:

@@ -69,6 +69,7 @@ _MOST_AT_ONCE: Final = 1 << 20
 """Bytes, about, of rows in one answer."""
 
 _MOST_IDS: Final = 1000
+_MOST_OFFSET: Final = 1 << 63
 _LONGEST_ADDRESS: Final = 300
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -199,7 +200,7 @@ def _tcid(guest: Guest) -> int:
 
 _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Attempts": lambda _, __: None,
-    "Consumer": lambda guest, it: {"partitions": it.partitions, "tcid": _tcid(guest)},
+    "Consumer": lambda guest, it: {"at": _at(it), "tcid": _tcid(guest)},
     "Job": lambda _, it: {"id": it.id},
     "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
     "Scan": lambda _, it: {"schema": it.schema},
@@ -446,7 +447,7 @@ def _next_ids(guest: Guest, table: Table, count: int) -> list[int]:
 
 def _poll(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
     found = consumer.poll(max_messages=most, timeout=min(timeout, _MOST_SECONDS))
-    return _told(found) | {"positions": _positions(consumer)}
+    return _told(found) | {"at": _at(consumer)}
 
 
 def _told(found: list[Message]) -> dict[str, Any]:
@@ -457,21 +458,37 @@ def _told(found: list[Message]) -> dict[str, Any]:
 
 def _poll_batch(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
     found = consumer.poll_batch(max_messages=most, timeout=min(timeout, _MOST_SECONDS))
-    return {"rows": found, "positions": _positions(consumer)}
+    return {"rows": found, "at": _at(consumer)}
 
 
-def _seek(guest: Guest, consumer: Consumer, partition: int, offset: int) -> dict[int, int]:
+def _seek(guest: Guest, consumer: Consumer, partition: int, offset: int) -> dict[int, list[int]]:
     consumer.seek(partition, offset)
-    return _positions(consumer)
+    return _at(consumer)
 
 
-def _seek_to_time(guest: Guest, consumer: Consumer, when: Any) -> dict[int, int]:
+def _seek_to_time(guest: Guest, consumer: Consumer, when: Any) -> dict[int, list[int]]:
     consumer.seek_to_time(when)
-    return _positions(consumer)
+    return _at(consumer)
 
 
-def _positions(consumer: Consumer) -> dict[int, int]:
-    return {number: consumer.position(number) for number in consumer.partitions}
+def _at(consumer: Consumer) -> dict[int, list[int]]:
+    """Tell where a consumer is, so that another one can go on there."""
+    return {number: consumer._place(number) for number in consumer.partitions}
+
+
+def _consumer(
+    guest: Guest, topic: Topic, start: Any, at: dict[int, list[int]], **options: Any
+) -> Consumer:
+    """One that begins, or goes on where one was that is gone."""
+    if not at:
+        return topic.consumer(start=start, **options)
+    if not all(type(n) is int and -1 <= n < _MOST_OFFSET for each in at.values() for n in each):
+        raise ValueError("a consumer's place makes no sense")
+    found = topic.consumer(start={number: each[0] for number, each in at.items()}, **options)
+    for number, (_, *rest) in at.items():
+        if rest:
+            found._resume(number, *rest)
+    return found
 
 
 def _receive_many(
@@ -547,6 +564,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Table", "next_ids"): _next_ids,
     ("Scan", "few"): _few,
     ("Scan", "to_batches"): _batches,
+    ("Topic", "consumer"): _consumer,
     ("Topic", "sender"): _sender,
     ("Topic", "subscribe"): _subscribe,
     ("Sender", "deliver"): _deliver,

@@ -36,6 +36,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -161,6 +162,15 @@ class CommitReader:
     def position(self) -> int:
         """The place of the commit that a new reader would go on with."""
         return self._position
+
+    @property
+    def rest(self) -> list[int]:
+        """Beside the position, for `resume`: which commits are passed over, what must be there."""
+        return [self._above, self._begin or 0]
+
+    def resume(self, above: int, begin: int) -> None:
+        """Go on as a reader of this position that had this `rest`."""
+        self._above, self._begin = above, begin
 
     @property
     def pending(self) -> bool:
@@ -465,12 +475,8 @@ def _behind(entry: CommitEntry) -> int:
     return entry.marker_offset + entry.count
 
 
-def _place(entry: CommitEntry) -> int:
-    return entry.marker_offset
-
-
-def _commit_ts(entry: CommitEntry) -> int:
-    return entry.commit_ts
+_place: Final = attrgetter("marker_offset")
+_commit_ts: Final = attrgetter("commit_ts")
 
 
 class TransactionOrder:
