@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import txnkv
+import txnkv.aio
 from tests import internals
 from txnkv.server import Server
 
@@ -116,6 +118,64 @@ def test_a_consumer_that_has_given_nothing_begins_where_it_began_after_a_new_sta
         here, there = ([_all(consumer) for consumer in consumers] for consumers in begun)
         assert here == there
         assert here[0] == [b"a", b"b"]
+
+
+def test_messages_that_were_given_back_come_again_after_a_new_start_of_the_server(
+    serving: Any, store: txnkv.Client
+) -> None:
+    def send(value: bytes) -> None:
+        store.run(lambda txn: txn.send("events", value))
+
+    serving.start()
+
+    async def work() -> None:
+        async with txnkv.aio.connect(serving.address) as client:
+            member = await client.consumer("events", group="g")
+            await member.poll(timeout=0.0)
+            send(b"a")
+            polling = asyncio.ensure_future(member.poll(timeout=5.0))
+            await asyncio.sleep(0)
+            polling.cancel()
+            await asyncio.wait([polling])
+            await asyncio.sleep(0.5)  # it goes on
+            await asyncio.to_thread(_again, serving, client.blocking)
+            send(b"b")
+            assert [m.value for m in await member.poll(timeout=30.0)] == [b"a", b"b"]
+            await member.close()
+
+    asyncio.run(work())
+    with txnkv.connect(serving.address) as client, client.topic("events").consumer() as consumer:
+        assert [message.value for message in consumer.poll(max_messages=1)] == [b"a"]
+        assert [message.value for message in consumer.poll()] == [b"b"]
+        consumer.unpoll()
+        serving.kill()
+        consumer.unpoll()
+        serving.start()
+        _patiently(client.topics)
+        assert consumer.position(0) == 1
+        assert _all(consumer) == [b"b"]
+        consumer.unpoll()
+        consumer.seek(0, 0)
+        consumer.unpoll()
+        assert _all(consumer) == [b"a", b"b"]
+
+
+def test_messages_whose_poll_was_not_answered_come_again(store: txnkv.Client, wire: Wire) -> None:
+    with txnkv.connect(wire.address) as client, client.topic("events").consumer() as consumer:
+        consumer.poll(timeout=0.0)
+        store.run(lambda txn: txn.send("events", b"a"))
+        wire.answers = False
+        cuts = [threading.Timer(after, wire.cut) for after in (0.3, 0.8, 1.3, 1.8)]
+        for each in cuts:
+            each.start()
+        with pytest.raises((txnkv.CommitOutcomeUnknownError, txnkv.UnavailableError)):
+            consumer.poll(timeout=1.0)
+        for each in cuts:
+            each.join()
+        wire.answers = True
+        wire.cut()
+        _patiently(client.topics)
+        assert _all(consumer) == [b"a"]
 
 
 def _all(consumer: Any) -> list[bytes]:

@@ -97,7 +97,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Consumer": {
         **_all("read", "position seek seek_to_time lag close", again=True),
-        **_all("read", "poll poll_batch unpoll"),
+        **_all("read", "poll poll_batch"),
     },
     "Subscription": {
         **_all("write", "committed lag lost is_active close", again=True),

@@ -21,6 +21,7 @@ from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topi
 from txnkv.coordinator import Timestamp
 from txnkv.errors import (
     ClosedError,
+    CommitOutcomeUnknownError,
     InvalidTxnStateError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -402,7 +403,7 @@ class _Polling(RemoteHandle):
         return messages_from_arrow(found["rows"], self._tcid, self._info.options.codec)
 
 
-@remote_calls("Consumer", "position unpoll lag")
+@remote_calls("Consumer", "position lag")
 class RemoteConsumer(_Polling, Consumer):
     """See `txnkv.Consumer`."""
 
@@ -415,6 +416,7 @@ class RemoteConsumer(_Polling, Consumer):
         self._closed = False
         self._at: dict[int, list[int]] = {}  # by partition; its position comes first
         self._make()
+        self._was = self._at  # before the last poll
 
     def _make(self) -> None:
         told = self._made(self._topic_handle, "consumer", self._start, self._at, **self._options)
@@ -426,18 +428,35 @@ class RemoteConsumer(_Polling, Consumer):
         return True
 
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
+        return self._messages(self._polled("poll", max_messages, timeout))
+
+    def _polled(self, name: str, most: int, timeout: float | None) -> Any:
         self._require_open()
-        found = self._wait_for("poll", max_messages, timeout)
-        self._at = found["at"]
-        return self._messages(found)
+        try:
+            found = self._wait_for(name, most, timeout)
+        except (UnavailableError, CommitOutcomeUnknownError, KeyboardInterrupt):
+            self._go_back(self._at)  # the server may have given what did not come here
+            raise
+        self._was, self._at = self._at, found["at"]
+        return found
+
+    def _go_back(self, at: dict[int, list[int]]) -> None:
+        """Be made anew there, at the next call: the server may be out of reach."""
+        self._at, self.number, self._kept = at, 0, None
+
+    def _or_again(self, do: Callable[[], T]) -> T:
+        if not self.number:
+            self._make()
+        return super()._or_again(do)
+
+    @like(Consumer.unpoll)
+    def unpoll(self) -> None:
+        self._go_back(self._was)
 
     def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
-        self._require_open()
-        found = self._wait_for("poll_batch", max_messages, timeout)
-        self._at = found["at"]
-        return found["rows"]
+        return self._polled("poll_batch", max_messages, timeout)["rows"]
 
     @property
     def partitions(self) -> list[int]:
@@ -445,9 +464,10 @@ class RemoteConsumer(_Polling, Consumer):
 
     def seek(self, partition: int, offset: int) -> None:
         self._at = self._call("seek", partition, offset)
+        self._was = self._was | {partition: self._at[partition]}
 
     def seek_to_time(self, when: datetime) -> None:
-        self._at = self._call("seek_to_time", when)
+        self._was = self._at = self._call("seek_to_time", when)
 
     def close(self) -> None:
         if not self._closed:
