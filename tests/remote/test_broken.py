@@ -178,11 +178,36 @@ def test_messages_whose_poll_was_not_answered_come_again(store: txnkv.Client, wi
         assert _all(consumer) == [b"a"]
 
 
+@pytest.mark.parametrize("order", ORDERS[1:], ids=str)
+def test_a_transaction_that_was_given_in_part_goes_on_after_a_new_start_of_the_server(
+    serving: Any, store: txnkv.Client, order: dict[str, Any]
+) -> None:
+    values = [b"%d" % number for number in range(10)]
+    for some, is_large in ((values[:5], True), (values[5:], False)):
+        with store.transaction() as txn:
+            for value in some:
+                txn.send("events", value)
+            if is_large:
+                txn.flush()
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        consumer = client.topic("events").consumer(**order)
+        found: list[bytes] = []
+        for most in (3, 3, 1, 1):
+            given = consumer.poll(max_messages=most)
+            consumer.unpoll()
+            assert consumer.poll(max_messages=len(given)) == given
+            found += [message.value for message in given]
+            if len(found) in (3, 7):
+                _again(serving, client)
+        assert found + _all(consumer) == values
+
+
 def _all(consumer: Any) -> list[bytes]:
     found: list[bytes] = []
     while some := consumer.poll(timeout=0.5):
         found += [message.value for message in some]
-    return sorted(found)
+    return found
 
 
 def test_a_producer_goes_on_after_a_new_start_of_the_server_unless_it_is_fenced(

@@ -164,15 +164,6 @@ class CommitReader:
         return self._position
 
     @property
-    def rest(self) -> list[int]:
-        """Beside the position, for `resume`: which commits are passed over, what must be there."""
-        return [self._above, self._begin or 0]
-
-    def resume(self, above: int, begin: int) -> None:
-        """Go on as a reader of this position that had this `rest`."""
-        self._above, self._begin = above, begin
-
-    @property
     def pending(self) -> bool:
         """See `PartitionReader`."""
         at = self._empty_at
@@ -189,8 +180,18 @@ class CommitReader:
         self._read_to = 0
         self._last_ts = 0
         self._rewritten = -1
+        self._last: tuple[int, ...] = (0, 0)
         self._given_to = 0  # of the transaction that goes on: its batches may begin below by now
         self._forget()
+
+    @property
+    def rest(self) -> list[int]:
+        """Bounds, and behind which commit and offset the last message that was given stands."""
+        return [self._above, self._begin or 0, *self._last]
+
+    def resume(self, above: int, begin: int, *last: int) -> None:
+        """Go on as a reader of this position that had this `rest`."""
+        self._above, self._begin, self._last = above, begin, last
 
     def _forget(self) -> None:
         """Forget where commits and batches lie."""
@@ -281,6 +282,11 @@ class CommitReader:
         if not entries:
             return None
         first = entries[0]
+        behind, given_to = self._last
+        if behind == _behind(first) and first.first_offset < given_to < behind:  # given in part
+            view.verify(first)
+            self._inside, self._read_to, self._given_to = first, given_to, given_to
+            return self._see(view, upto)
         if _is_marked(first):
             view.verify(first)
             if self._whole and first.first_offset < view.start:
@@ -349,7 +355,7 @@ class CommitReader:
             records = intact(found.records)
             if len(records) < len(found.records):
                 read_to = 0  # the next read begins with what is damaged
-            wanted = self._given_to if marked else self._next
+            wanted = self._given_to if marked else max(self._given_to, self._next)
             spans = (all_data if marked else decided)(records, wanted, _END)
             read_to = read_to or spans.next_offset
             rows = self._reassembly.decode(records, spans, wanted) if len(spans) else None
@@ -430,6 +436,8 @@ class CommitReader:
             part = fitting(part, room)
         run.given += part.num_rows
         commits = run.commits
+        last = commits[bisect_left(commits, run.given, run.at, key=attrgetter("row_end"))]
+        self._last = last.position, part.column("offset")[-1].as_py() + 1
         while run.at < len(commits) and commits[run.at].row_end <= run.given:
             if not (run.is_open and run.at + 1 == len(commits)):
                 self._position = commits[run.at].position
