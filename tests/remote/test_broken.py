@@ -210,6 +210,33 @@ def _all(consumer: Any) -> list[bytes]:
     return found
 
 
+def test_a_subscription_that_was_dropped_or_altered_stays_so_after_a_new_start_of_the_server(
+    serving: Any, store: txnkv.Client
+) -> None:
+    serving.start()
+    here = store.topic("events")
+    with txnkv.connect(serving.address) as client:
+        topic = client.topic("events")
+        gone, closed, anew, kept = (
+            topic.subscribe(name=name, type="shared", lease_seconds=5.0)
+            for name in ("gone", "closed", "anew", "kept")
+        )
+        serving.kill()
+        for name in ("gone", "closed", "anew"):
+            here.drop_subscription(name)
+        here.subscribe("anew", "shared", lease_seconds=60.0).close()
+        here.subscribe("kept", "shared", lease_seconds=60.0).close()
+        serving.start()
+        _patiently(client.topics)
+        closed.close()
+        for dropped in (gone, anew):
+            with pytest.raises(txnkv.TopicNotFoundError, match="was dropped: subscribe again"):
+                dropped.receive(timeout=0.0)
+        assert kept.receive(timeout=0.0) is None
+        assert kept.info.lease_seconds == 60.0
+        assert here.subscriptions() == ["anew", "kept"]
+
+
 def test_a_producer_goes_on_after_a_new_start_of_the_server_unless_it_is_fenced(
     serving: Any, store: txnkv.Client
 ) -> None:

@@ -45,6 +45,7 @@ from txnkv.client.producer import Producer as Producer
 from txnkv.client.producer import close_producers as close_producers
 from txnkv.client.replica import replicate as replicate
 from txnkv.client.subscription import Subscription as Subscription
+from txnkv.client.subscription import subscribe as subscribe
 from txnkv.client.table import DiffToken as DiffToken
 from txnkv.client.table import Snapshot as Snapshot
 from txnkv.client.table import Table as Table

@@ -62,6 +62,8 @@ class _Stirred(Exception):
 def subscribe(
     connection: Connection,
     topic: TopicInfo,
+    id: int | None,
+    /,
     name: str,
     type: SubscriptionType = "exclusive",
     start: Start | Mapping[int, int] = "earliest",
@@ -74,6 +76,7 @@ def subscribe(
     Args:
         connection: to the store.
         topic: of which topic.
+        id: of the subscription that it is to be: none is made then.
         name: of the subscription; unique in the topic.
         type: "exclusive"; "failover": exclusive, and further consumers wait until the one that
             has the place is closed or dies; "shared": any number of them; or "key_shared": the
@@ -115,7 +118,7 @@ def subscribe(
             f"them, not {partitions!r}"
         )
     info, place = connection.instance.topics.subscriptions.subscribe(
-        topic, name, type, start, options
+        topic, name, type, start, options, id
     )
     return Subscription(connection, info, place, numbers, max_bytes)
 

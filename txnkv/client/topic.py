@@ -195,7 +195,7 @@ class Topic(Closing):
         self._connection.require_writable()
         self._engine()
         return subscribe(
-            self._connection, self.info, name, type, start, partitions, max_bytes, **options
+            self._connection, self.info, None, name, type, start, partitions, max_bytes, **options
         )
 
     def subscriptions(self) -> list[str]:

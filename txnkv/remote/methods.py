@@ -91,7 +91,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Topic": {
         **_all("read", "end_offsets last_stable_offsets fetch subscriptions consumer", again=True),
-        **_all("write", "subscribe sender"),
+        **_all("write", "subscribe subscribe_again sender"),
         **_all("read", "options partitions", again=True),
         **_all("admin", "drop_subscription alter truncate"),
     },

@@ -78,7 +78,7 @@ class RemoteHandle:
         self.number = number
         self._kept = self.channel.kept(number)
 
-    def _made(self, source: Any, name: str, *args: Any, **named: Any) -> Any:
+    def _made(self, source: Any, name: str, /, *args: Any, **named: Any) -> Any:
         """Make the handle, by a call on another; return what the server tells of it."""
         number = self.channel.new_handle()
         found = self.channel.call(Call(source.twin, source, name, args, named, makes=number))
@@ -495,18 +495,18 @@ class RemoteSubscription(_Polling, Subscription):
     def __init__(self, topic: RemoteTopic, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._connection = topic._connection
         self._topic_handle, self._args, self._options = topic, args, options
-        self._info = topic.info
-        self._pid = os.getpid()
-        self._closed = False
-        self._make()
+        self._info, self._pid, self._closed = topic.info, os.getpid(), False
+        self._make("subscribe", *args, **options)
 
-    def _make(self) -> None:
-        told = self._made(self._topic_handle, "subscribe", *self._args, **self._options)
+    def _make(self, how: str, /, *args: Any, **options: Any) -> None:
+        told = self._made(self._topic_handle, how, *args, **options)
         self.info: SubscriptionInfo = told["info"]
         self._tcid: int = told["tcid"]
 
     def _make_again(self) -> bool:
-        self._make()
+        named = arguments(Topic.subscribe, self._args, self._options)
+        del named["options"]  # others may have set them otherwise since
+        self._make("subscribe_again", self.info.id, named)
         return True
 
     def __repr__(self) -> str:
@@ -538,7 +538,7 @@ class RemoteSubscription(_Polling, Subscription):
             self._closed = True
             if not self.channel.closed:
                 with suppress(UnavailableError):  # with its server it is closed
-                    self._call("close")
+                    self.channel.call(Call(self.twin, self, "close"))
             self.channel.drop(self.number)
 
     def _require_open(self) -> None:

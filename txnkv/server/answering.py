@@ -27,6 +27,7 @@ from txnkv.client import (
     Table,
     Topic,
     begin_transaction,
+    subscribe,
 )
 from txnkv.coordinator import TxnState
 from txnkv.core import MESSAGES, decode_headers
@@ -498,6 +499,12 @@ def _receive_many(
     return _told(found)
 
 
+def _subscribe_again(guest: Guest, topic: Topic, id: int, options: Any) -> Subscription:
+    guest.client.require_writable()
+    info = guest.client.instance.topics.current(topic.info)
+    return subscribe(guest.client, info, id, **options)
+
+
 def _sender(
     guest: Guest, topic: Topic, name: str | None, patience: float, known: Sequence[int] | None
 ) -> Sender:
@@ -567,6 +574,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Topic", "consumer"): _consumer,
     ("Topic", "sender"): _sender,
     ("Topic", "subscribe"): _subscribe,
+    ("Topic", "subscribe_again"): _subscribe_again,
     ("Sender", "deliver"): _deliver,
     ("Consumer", "poll"): _poll,
     ("Consumer", "poll_batch"): _poll_batch,

@@ -59,6 +59,7 @@ class Subscriptions:
         type: str,
         start: str | Mapping[int, int],
         options: SubscriptionOptions,
+        id: int | None = None,
     ) -> tuple[SubscriptionInfo, Place | None]:
         """A consumer of this process begins; the subscription is made when there is none.
 
@@ -71,17 +72,20 @@ class Subscriptions:
             type: one of `subscription_catalog.TYPES`.
             start: where a new one begins: "earliest", "latest", or an offset by partition number.
             options: those to be set; a new one has defaults for the others.
+            id: of the one that it is to be; none is made then.
 
         Raises:
             UnavailableError: an exclusive one has a live consumer; a failover one has, with
                 other options.
             ValueError: the options make no sense, or there is one of the other type.
             OffsetOutOfRangeError: it is to start beyond the end.
-            TopicNotFoundError: the topic was dropped.
+            TopicNotFoundError: the topic was dropped, or the subscription of this id.
         """
         while True:
             with self._store.status.read() as cur:
                 known = subscription_catalog.find(cur, topic, name)
+            if id is not None and (known is None or known.id != id):
+                raise subscription_catalog.dropped(SubscriptionInfo(id, topic, name, type))
             if known is not None and known.type != type:
                 raise ValueError(
                     f"{known} is {known.type}, not {type}: subscribe so, or take another name"
