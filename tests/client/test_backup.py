@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 import txnkv
 from tests import internals
 from txnkv import aio
-from txnkv.storage import arm, disarm
+from txnkv.storage import arm, clock, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "n": "int64"}, primary_key=["id"])
 
@@ -209,6 +211,54 @@ def test_an_incremental_one_links_what_is_there(shop, tmp_path: Path) -> None:
         assert made.check().problems == []
         with pytest.raises(ValueError, match="another store"):
             made.backup(tmp_path / "b" / "3", base=tmp_path / "b" / "2")
+
+
+@pytest.mark.parametrize("distant", [False, True])
+def test_a_base_is_of_what_the_store_comes_from(tmp_path: Path, distant: bool) -> None:
+    """Two copies of a store give the same numbers to other rows, at the same time as it may be."""
+    filesystem = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()) if distant else None
+
+    def place(name: str) -> str:
+        return f"backups/{name}" if distant else str(tmp_path / "backups" / name)
+
+    def go_on(store: Path, n: int) -> txnkv.Client:
+        client = txnkv.connect(store)
+        with client.transaction() as txn:
+            txn.write("t", pa.table({"id": range(1, 6), "n": [n] * 5}), op="upsert")
+        client.compact()
+        return client
+
+    with txnkv.connect(tmp_path / "a") as client:
+        client.create_table("t", SCHEMA).insert({"id": 0, "n": 0})
+        client.compact()
+        client.backup(place("common"), filesystem=filesystem)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    now = clock.now_micros()
+    for name, other in (("a", "b"), ("b", "a")):
+        with clock.replaced(wall=lambda: now), go_on(tmp_path / name, ord(name)) as client:
+            client.backup(place(name), base=place("common"), filesystem=filesystem)
+            if name == "b":
+                with pytest.raises(ValueError, match=f"{other}' has the id of this store, which"):
+                    client.backup(place("none"), base=place(other), filesystem=filesystem)
+                assert not (tmp_path / "backups" / "none").exists()
+            again = client.backup(place(f"{name}2"), base=place(name), filesystem=filesystem)
+            assert again.linked
+        txnkv.restore(place(f"{name}2"), tmp_path / f"of {name}", filesystem=filesystem)
+        with txnkv.connect(tmp_path / f"of {name}") as made:
+            assert made.table("t").get(3) == {"id": 3, "n": ord(name)}
+            assert made.check().problems == []
+
+
+def test_a_store_on_a_full_disk_gives_a_backup_that_is_no_base(shop, tmp_path: Path) -> None:
+    def full() -> None:
+        raise txnkv.StorageFullError("no room")
+
+    arm("status.before_commit", full)
+    shop.backup(tmp_path / "1")
+    disarm()
+    with pytest.raises(ValueError, match="while its disk was full"):
+        shop.backup(tmp_path / "2", base=tmp_path / "1")
+    txnkv.restore(tmp_path / "1", tmp_path / "made")
 
 
 def test_a_time_chooses_among_backups(shop, tmp_path: Path) -> None:

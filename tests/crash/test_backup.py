@@ -20,7 +20,14 @@ from tests.property.machine_tools import in_child
 from tools.children import Children
 from txnkv.storage import arm, disarm
 
-BACKUP_POINTS = ("backup.status", "backup.file", "backup.logs", "backup.listed", "backup.renamed")
+BACKUP_POINTS = (
+    "backup.status",
+    "backup.marked",
+    "backup.file",
+    "backup.logs",
+    "backup.listed",
+    "backup.renamed",
+)
 RESTORE_POINTS = (
     "restore.part",
     "restore.filled",

@@ -3,6 +3,7 @@
     pin         the manifest (row sets stay) and a snapshot (files of dropped tables stay)
     hold        `log_cuts`: nothing is taken out of logs until they are copied
     status.db   copied by SQLite, as it is at one instant: its last commit is the backup's timestamp
+    mark        the store's own status.db names the backup from here on
     logs        up to the offsets that were given by then; from here on they are cut again
     row sets    those that were committed then, and their deletes up to the timestamp
     the list    of all files, with their checksums; the folder gets its name
@@ -11,6 +12,10 @@ Everybody else goes on meanwhile: what comes later lies in LMDB behind that, und
 offsets and stamps, and is left out. What is committed and has not come to LMDB is in status.db: the
 commit log, end markers, transactions that are being finalized. So a restored store is in the state
 of one whose processes all died at the timestamp, and whoever opens it brings it to its end.
+
+**The mark** tells which backups may be a base. A store that was put back from a copy of its files
+gives numbers of row sets again, and so does a copy beside it. One that has the mark comes from what
+was backed up, so that a number of the backup is the same row set there.
 
 **A restore** makes a store of a backup, at another place and as another store.
 
@@ -33,7 +38,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,6 +59,7 @@ from txnkv.coordinator import (
 from txnkv.errors import (
     CorruptionError,
     IncompatibleStoreError,
+    StorageFullError,
     StoreNotFoundError,
     TxnkvError,
 )
@@ -63,6 +69,7 @@ from txnkv.storage import (
     BackupWriter,
     Environments,
     Place,
+    Store,
     StoreDirectory,
     backups_at,
     changed_copy,
@@ -107,6 +114,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 declare_fault_point("backup.status", "status.db of a backup is copied, nothing else is")
+declare_fault_point("backup.marked", "a store has the mark of a backup that is not there")
 declare_fault_point("backup.logs", "status.db and the logs of a backup are copied")
 declare_fault_point("backup.renamed", "a backup has its name")
 
@@ -159,13 +167,13 @@ def back_up(
     store, place = instance.store, place_of(dest, filesystem)
     if isinstance(place, Path) and place.resolve().is_relative_to(store.directory.path):
         raise ValueError(f"{place} lies in the store {store.directory.path}: name a folder outside")
-    earlier = None if base is None else _earlier(base, filesystem, store.store_id)
-    told = _Told(instance, progress)
+    earlier = None if base is None else _earlier(base, filesystem, store)
+    told, id = _Told(instance, progress), uuid4().hex
     with writing(place, earlier, told.add, bytes_per_second) as writer:
-        timestamp = _copy(instance, writer)
+        timestamp = _copy(instance, writer, id)
         writer.finish(
             {
-                "id": uuid4().hex,
+                "id": id,
                 "store_id": store.store_id,
                 "timestamp": int(timestamp),
                 "taken": datetime.now(UTC).isoformat(),
@@ -178,17 +186,45 @@ def back_up(
     return BackupReport(str(place), timestamp, len(writer.files), size, writer.linked)
 
 
-def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store_id: str) -> Backup:
+def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store: Store) -> Backup:
     found = open_backup(place_of(base, filesystem))
-    if found.content["store_id"] != store_id:
+    if found.content["store_id"] != store.store_id:
         raise ValueError(
             f"base={str(base)!r} is a backup of another store ({found.content['store_id']}, this "
-            f"is {store_id}): name one of this store, or none"
+            f"is {store.store_id}): name one of this store, or none"
+        )
+    if not _is_marked(store, found.content["id"]):
+        raise ValueError(
+            f"base={str(base)!r} has the id of this store, which knows nothing of it: the backup "
+            "was taken before the store's files were put back from a copy, or of a copy beside "
+            "it, or while its disk was full. Name one that was taken of it since, or none"
         )
     return found
 
 
-def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
+_MARKS: Final = """
+CREATE TABLE IF NOT EXISTS backups (    -- of this store: each may be the base of a later one
+    id  TEXT PRIMARY KEY                -- as its list has it
+) WITHOUT ROWID
+"""
+
+
+def _mark(store: Store, id: str) -> None:
+    """Name a backup in the store, once all is there that the backup will have."""
+    with suppress(StorageFullError), store.status.write() as cur:  # it is no base then
+        cur.execute(_MARKS)
+        cur.execute("INSERT INTO backups VALUES (?)", (id,))
+    fault_point("backup.marked")
+
+
+def _is_marked(store: Store, id: str) -> bool:
+    with store.status.read() as cur:
+        if cur.execute("SELECT 1 FROM sqlite_schema WHERE name = 'backups'").get is None:
+            return False
+        return cur.execute("SELECT 1 FROM backups WHERE id = ?", (id,)).get is not None
+
+
+def _copy(instance: Instance, backup: BackupWriter, name: str) -> Timestamp:
     runtime = instance.store.runtime
     _, snapshot = history.hold_latest(instance.coordinator)
     pins = [snapshot]
@@ -196,7 +232,7 @@ def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
         with instance.store.status.read() as cur:
             (version,) = one(cur, "SELECT manifest_version FROM clock")
         pins.append(runtime.hold_manifest(version))
-        plan = _copy_logs(instance, backup)
+        plan = _copy_logs(instance, backup, name)
         for id, infos in plan.row_sets.items():
             tablet = instance.engine.tablet(id)
             assert tablet is not None, f"the table of tablet {id} is purged under a snapshot"
@@ -207,12 +243,13 @@ def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
     return plan.timestamp
 
 
-def _copy_logs(instance: Instance, backup: BackupWriter) -> _Plan:
+def _copy_logs(instance: Instance, backup: BackupWriter, name: str) -> _Plan:
     store, topics = instance.store, instance.topics
     with store.log_cuts():
         store.status.backup_to(backup.path(STATUS))
         backup.add(STATUS)
         fault_point("backup.status")
+        _mark(store, name)  # not before the copy: whoever has it has what is in that
         with read_copy(backup.path(STATUS)) as cur:
             plan = _planned(cur)
         for id, upto in plan.offsets.items():

@@ -568,7 +568,7 @@ class Client(Connection, Closing):
             progress: called with (bytes done, in all).
 
         Raises:
-            ValueError: `dest` is not empty, or `base` is of another store.
+            ValueError: `dest` is not empty, or `base` is of another store or another copy of it.
             CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
             UnavailableError: the file system failed.
         """
