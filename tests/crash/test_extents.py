@@ -455,6 +455,26 @@ def test_killed_while_it_accepts(
         sound(client)
 
 
+@pytest.mark.parametrize("point", ["status.before_commit", "mending.written", "mending.named"])
+def test_killed_while_indexes_go_with_rows(
+    made: Path, path: Path, children: Children, point: str
+) -> None:
+    """They are there while all rows are, by status.db, and gone when it gives up some."""
+    with txnkv.connect(path) as client:
+        client.create_index("hurt", "text")
+    replace(path / FOLDERS["tablet"], made / "older" / FOLDERS["tablet"])
+    program = "client = txnkv.connect(args[0]); arm(args[2], 'kill'); client.accept_loss(args[1])"
+    child = children.start(program, path, PARTS["tablet"], point)
+    assert child.popen.wait(120) == -signal.SIGKILL
+    with txnkv.connect(path) as client:
+        given_up = point == "mending.named"
+        assert bool(client.table("hurt").indexes) != given_up
+        assert client.accept_loss(PARTS["tablet"]).indexes == (() if given_up else (("text",),))
+        assert client.table("hurt").indexes == []
+        client.create_index("hurt", "text")
+        assert client.check().problems == []
+
+
 def test_nothing_is_accepted_while_another_process_has_it_open(
     path: Path, children: Children
 ) -> None:

@@ -586,7 +586,11 @@ def test_check_finds_an_index_out_of_step(
 def test_a_part_that_is_given_up_has_no_indexes(client: txnkv.Client, unique: txnkv.Table) -> None:
     with pytest.raises(txnkv.NotSupportedError, match="drop_index"):
         client.accept_loss("people (index by mail)/0")
-    client.accept_loss("people/0", dry_run=True)
-    assert len(unique.indexes) == 2
-    client.accept_loss("people/0")
-    assert unique.indexes == []
+    assert not client.accept_loss("people/0").indexes
+    assert len(unique.indexes) == 2, "nothing was lost"
+    with internals.status(client).write() as cur:  # of more rows than there are
+        cur.execute("UPDATE row_sets SET rows = 99 WHERE tablet_id = ?", unique.info.tablets[:1])
+    loss = client.accept_loss("people/0", dry_run=True)
+    assert (loss.indexes, len(unique.indexes)) == ((("mail",), ("n",)), 2)
+    assert "the index of the table by n is dropped" in list(loss.lines())[-1]
+    assert (client.accept_loss("people/0"), unique.indexes) == (loss, [])

@@ -480,8 +480,6 @@ def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:
         loss = accept_log(instance.topics, partition, really=really)
     elif table is not None and number < len(table.tablets):
         tablet = instance.engine.tablets(table)[number]
-        for index in table.schema.indexes if really else ():  # they have entries of what is lost
-            instance.engine.drop_index(table, index)
         return accept_tablet(instance.engine, tablet, really=really)
     elif topic is not None or kind == "topic":
         raise TopicNotFoundError(f"no topic has the part {part!r}: see `txnkv check`")

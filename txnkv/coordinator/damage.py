@@ -296,6 +296,8 @@ class Loss:
         rows: row sets of a tablet.
         transactions: that had touched it; those that are not decided are aborted.
         commits: small ones whose rows of a tablet are damaged in the commit log.
+        indexes: of the tablet's table, by their columns: they have entries of what is lost, and are
+            dropped.
     """
 
     part: str
@@ -303,6 +305,7 @@ class Loss:
     rows: tuple[LostRows, ...] = ()
     transactions: tuple[int, ...] = ()
     commits: tuple[Timestamp, ...] = ()
+    indexes: tuple[tuple[str, ...], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.offsets or self.rows or self.commits)
@@ -318,3 +321,8 @@ class Loss:
             yield f"{self.part}: what commit {commit} changed there, at {when}"
         for txn_id in self.transactions:
             yield f"{self.part}: transaction {txn_id} is aborted, if it is not decided"
+        for columns in self.indexes:
+            yield (
+                f"{self.part}: the index of the table by {', '.join(columns)} is dropped, for it "
+                "has entries of these rows; make it again with client.create_index"
+            )

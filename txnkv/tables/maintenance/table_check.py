@@ -16,6 +16,7 @@ from txnkv.coordinator import Loss, LostRows, Timestamp, held, payload, status_t
 from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.storage import Environment, mend
+from txnkv.tables import table_catalog
 from txnkv.tables.maintenance import flush
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
@@ -211,7 +212,7 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
         UnavailableError: another process has its files open.
     """
     store, name = tables.store, f"tablets/{tablet.id}"
-    key = (payload.TABLET, tablet.id)
+    schema = tables.current(tablet.table).schema
     with store.compaction(), store.maintenance():
         environment = store.environments.known(name, tablet.label, tablet.part)
         with mend(environment, name) as it:
@@ -219,13 +220,14 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
             with store.status.read() as cur:
                 infos = manifest.readable(cur, tablet.id)
                 touched = status_table.transactions_of(cur, KIND, [tablet.id])
-                commits = held.damaged(cur, key)
+                commits = held.damaged(cur, (payload.TABLET, tablet.id))
             lost = [info for info in infos if any(check_row_set(aside, info, Counted()))]
             loss = Loss(
                 tablet.label,
                 rows=tuple(_described(tablet, info) for info in lost),
                 commits=tuple(commits),
                 transactions=tuple(touched),
+                indexes=tuple(map(schema.names_of, schema.indexes if lost or commits else ())),
             )
             if not really:
                 return loss
@@ -237,7 +239,10 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
                     delete_row_set(txn, aside, id)
 
             it.environment.write(delete)
-            it.put_in_place(store.status, lambda cur: _forget(cur, key, lost))
+            altered: list[Timestamp] = []
+            it.put_in_place(store.status, lambda cur: altered.extend(_forget(cur, tablet, loss)))
+        for since in altered:
+            store.runtime.raise_durable(since)
         tablet.forget(info.id for info in lost)
     tables.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
     tables.coordinator.damage.clear(tablet.label)
@@ -245,9 +250,15 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
     return loss
 
 
-def _forget(cur: apsw.Cursor, key: held.Key, lost: Sequence[RowSetInfo]) -> None:
-    held.give_up(cur, key)
-    manifest.forget(cur, [info.id for info in lost])
+def _forget(cur: apsw.Cursor, tablet: Tablet, loss: Loss) -> Iterator[Timestamp]:
+    """Forget what is lost; yields since when the table has no indexes, if it had some."""
+    held.give_up(cur, (payload.TABLET, tablet.id))
+    manifest.forget(cur, [row_set.id for row_set in loss.rows])
+    table = table_catalog.by_id(cur, tablet.table.id) if loss else None
+    if table is not None and table.schema.indexes:  # they have entries of what is lost
+        altered = table_catalog.alter(cur, table, lambda now: now.schema.with_indexes(()))
+        table_catalog.drop_hidden(cur, table.schema.indexes, altered.since)
+        yield altered.since
     manifest.bump(cur)
 
 
