@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
 from tools.children import Children
+from txnkv.client import admin
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
 
@@ -62,6 +64,36 @@ def test_a_reader_keeps_nothing_of_row_sets_that_were_replaced(
         assert set(tablet._row_sets) <= live
         other.tell("end")
         other.finish()
+
+
+@pytest.mark.parametrize(
+    ("look", "drop"), [("row_set_ids", "drop_table('t')"), ("check_partition", "drop_topic('e')")]
+)
+def test_a_check_beside_a_drop_finds_no_damage(
+    tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch, look: str, drop: str
+) -> None:
+    """Its file is open here, with all that was in it, when it is in status.db no more."""
+    program = f"""
+    client = txnkv.connect(args[0], create=False, history=0.0)
+    client.{drop}
+    client.instance.coordinator.maintenance.round()
+    """
+    with txnkv.connect(tmp_path / "store", history=0.0) as client:
+        client.create_table("t", SCHEMA).insert({"id": 0})
+        with client.transaction() as txn:
+            txn.send(client.create_topic("e"), b"0")
+        client.compact()
+        seen, really = [], getattr(admin, look)
+
+        def looked(*args: Any) -> Any:
+            seen.append(really(*args))
+            if len(seen) == 1:
+                children.start(program, tmp_path / "store").finish()
+            return seen[-1]
+
+        monkeypatch.setattr(admin, look, looked)
+        assert client.check().problems == []
+        assert seen
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -196,13 +196,7 @@ def _check(
         _check_log(instance, cur, report)
         _check_held(cur, report)
         # The files of a dropped table go before its rows do.
-        ids = [
-            id
-            for (id,) in cur.execute(
-                "SELECT tablets.id FROM tablets JOIN tables ON tables.id = table_id "
-                "WHERE dropped_ts IS NULL OR dropped_ts < 0 ORDER BY tablets.id"
-            )
-        ]
+        ids = sorted(table_catalog.live_tablets(cur))
     work: list[tuple[Tablet, RowSetInfo]] = []
     for id in ids:
         tablet = engine.tablet(id)
@@ -211,18 +205,18 @@ def _check(
         with store.status.read() as cur:
             infos = manifest.readable(cur, id)
         work += [(tablet, info) for info in infos]
-        report.problems += _said(tablet.label, _together(instance, tablet))
-        report.problems += _said(tablet.label, _unknown_row_sets(instance, tablet))
+        for found in (_together(instance, tablet), _unknown_row_sets(instance, tablet)):
+            report.problems += _of_live(instance, payload.TABLET, id, _said(tablet.label, found))
     for done, (tablet, info) in enumerate(work):
         if progress is not None:
             progress(done, len(work))
-        label = f"{tablet.label}, row set {info.id}"
-        report.problems += _said(label, check_row_set(tablet, info, report))
+        found = _said(f"{tablet.label}, row set {info.id}", check_row_set(tablet, info, report))
+        report.problems += _of_live(instance, payload.TABLET, tablet.id, found)
     for name in engine.names():
         report.problems += _said(f"table {name!r}", _indexes(instance, name))
     for id in live_partition_ids(instance.topics):
-        found = check_partition(instance.topics, id)
-        report.problems += _said(f"partition {id}", found)
+        found = _said(f"partition {id}", check_partition(instance.topics, id))
+        report.problems += _of_live(instance, payload.TOPIC, id, found)
         report.partitions += 1
     for file in instance.topics.staged.files():
         problem = instance.topics.staged.problem(file)
@@ -240,6 +234,25 @@ def _said(part: str, problems: Iterator[str]) -> Iterator[str]:
         raise
     except Exception as error:
         yield f"{part}: damaged: {error!r}"
+
+
+def _of_live(instance: Instance, kind: int, id: int, problems: Iterator[str]) -> list[str]:
+    """The problems of a part; none where another process dropped it meanwhile: status.db forgets
+    what our open file still has.
+    """
+    found = list(problems)
+    if found:
+        with instance.store.status.read() as cur:
+            if id not in _live(cur)[kind]:
+                return []
+    return found
+
+
+def _live(cur: Any) -> dict[int, set[int]]:
+    return {
+        payload.TABLET: table_catalog.live_tablets(cur),
+        payload.TOPIC: topics.live_partitions(cur),
+    }
 
 
 def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
@@ -264,10 +277,7 @@ def _indexes(instance: Instance, name: str) -> Iterator[str]:
 
 
 def _check_held(cur: Any, report: CheckReport) -> None:
-    live = {
-        payload.TABLET: table_catalog.live_tablets(cur),
-        payload.TOPIC: topics.live_partitions(cur),
-    }
+    live = _live(cur)
     for (kind, id), part in held.parts(cur).items():
         if id in live[kind]:
             report.problems.append(
