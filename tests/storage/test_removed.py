@@ -87,6 +87,41 @@ def test_maintenance_finds_out(client: txnkv.Client, path: Path, gone: str) -> N
         _insert(client, 2)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("gone", [*GONE, "replaced"])
+def test_reads_find_no_damage_in_it(
+    client: txnkv.Client, path: Path, gone: str, read_only: bool
+) -> None:
+    """The files are not gone alone. One that stays is damage."""
+    client.create_topic("side", buffer="sidecar")
+    with client.transaction() as txn:
+        txn.send("e", b"1")
+        txn.send("side", b"1")
+        txn.flush()
+    internals.flush(client)
+    shutil.copytree(path, path.with_name("older"))
+    _insert(client, 2, large=True)
+    internals.flush(client)
+    client.close()
+    with txnkv.connect(path, read_only=read_only) as opened:
+        table, topics = opened.table("t"), [opened.topic(name) for name in ("e", "side")]
+        (tablet,) = table.info.tablets
+        file = path / f"tablets/{tablet}/data.mdb"
+        file.rename(file.with_name("aside"))
+        with pytest.raises(txnkv.CorruptionError, match="gone or empty"):
+            table.count()
+        file.with_name("aside").rename(file)
+        GONE["moved" if gone == "replaced" else gone](path)
+        if gone == "replaced":
+            path.with_name("older").rename(path)
+        reads = [table.count, lambda: table.get(1), lambda: table.scan().to_arrow()]
+        if gone != "replaced":  # what is in the older logs is all that there was
+            reads += [lambda topic=each: topic.consumer().poll(timeout=0) for each in topics]
+        for read in [*reads, opened.check]:
+            with pytest.raises(txnkv.StoreNotFoundError, match="moved or replaced"):
+                read()
+
+
 @pytest.mark.parametrize("part", ["status.db", "runtime", "runtime/shared"])
 def test_parts_are_looked_at_too(client: txnkv.Client, path: Path, part: str) -> None:
     """Without the runtime file processes do not hear of each other's commits."""

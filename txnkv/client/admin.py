@@ -173,7 +173,11 @@ def check_store(
 ) -> CheckReport:
     """Read every block of every committed or staged row set, every batch of topics and of staged
     files, and the status database.
+
+    Raises:
+        StoreNotFoundError: the store was removed, moved or replaced while it is open.
     """
+    instance.store.require_there()
     report = CheckReport()
     runtime, status = instance.store.runtime, instance.store.status
     with status.read() as cur:

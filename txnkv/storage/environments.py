@@ -258,6 +258,15 @@ class Environments:
                 self._held[name] = held
             return held
 
+    def require_there(self) -> None:
+        """Refuse a store that was removed, moved or replaced: no file is gone alone there.
+
+        Raises:
+            StoreNotFoundError: it was.
+        """
+        if self._extents is not None:
+            self._extents.require_there()
+
     def _is_there(self, path: Path, tracked: Tracked | None) -> bool:
         if (path / "data.mdb").exists():
             return True

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -127,9 +127,12 @@ class Extents:
 
     Attributes:
         noted: what `record` is to put into the next write.
+        require_there: refuses a store that was removed, moved or replaced: none of its files is
+            where it was; see `Store.require_there`.
     """
 
     def __init__(self, status: Status) -> None:
+        self.require_there: Callable[[], None] = lambda: None
         self._status = status
         self._kept = False
         self._lock = new_lock()
@@ -220,7 +223,12 @@ class Tracked:
         self._extents.note(self._name, extent)
 
     def gone(self, path: Path) -> CorruptionError:
-        """The error for a file that is not there, or is empty."""
+        """The error for a file that is not there, or is empty.
+
+        Raises:
+            StoreNotFoundError: nor is the store.
+        """
+        self._extents.require_there()
         return CorruptionError(f"{self.label}: {path / 'data.mdb'} is gone or empty{self._advice}")
 
     def refuse(self, path: Path, found: Extent, required: Extent) -> None:
@@ -228,8 +236,11 @@ class Tracked:
 
         Raises:
             CorruptionError: it is another one, or of an earlier time.
+            StoreNotFoundError: it is of another store, or another copy of it, that stands there.
         """
         file = path / "data.mdb"
+        if found.identity != required.identity or found.written < required.written:
+            self._extents.require_there()
         if found.identity != required.identity:
             raise CorruptionError(
                 f"{self.label}: {file} is not the file that was there{self._advice}"

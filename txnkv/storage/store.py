@@ -69,6 +69,7 @@ class Store:
         if not directory.read_only:
             self._upgrade(directory)
         self._files = [FileIdentity(directory.path), FileIdentity(directory.status_path)]
+        self.extents.require_there = self.require_there
         self._environments = Environments(directory, extents=self.extents)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
         self._compaction = MaintenanceLock(directory.path / "compaction.lock", through_forks=True)

@@ -497,7 +497,12 @@ class OwnLogs:
             raise self.lost(txn_id) from None
 
     def lost(self, txn_id: int) -> CorruptionError:
-        """The error for one that is gone, or of an earlier time."""
+        """The error for one that is gone, or of an earlier time.
+
+        Raises:
+            StoreNotFoundError: so is the store.
+        """
+        self._environments.require_there()
         return CorruptionError(
             f"the side log of transaction {txn_id} in {self._folder} is gone, or of an earlier "
             "time. What it held is not made up for. Restore it as it was last"
