@@ -494,7 +494,7 @@ def test_nothing_is_accepted_while_another_process_has_it_open(
     child.finish()
 
 
-@pytest.mark.parametrize("part", ["hurt", "hurt/x", "/0", "hurt/0"])
+@pytest.mark.parametrize("part", ["hurt", "hurt/x", "hurt/\u0660", "/0", "hurt/0"])
 def test_parts_that_are_none(path: Path, part: str) -> None:
     with txnkv.connect(path) as client:
         with pytest.raises(ValueError, match=part):

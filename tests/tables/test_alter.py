@@ -62,6 +62,12 @@ def test_refused(table: txnkv.Table, change: dict[str, Any], message: str) -> No
 def test_a_text_is_no_list_of_names(table: txnkv.Table) -> None:
     with pytest.raises(TypeError, match=r"drop is a list of names, as \['a'\]"):
         table.alter(drop="a")
+    with pytest.raises(TypeError, match=r"drop is a list of names, as \['a'\], not 5"):
+        table.alter(**{"drop": 5})
+    for what in ("add", "rename", "widen", "default", "nullable"):
+        for given in ("a", 5, [("a", True)]):
+            with pytest.raises(TypeError, match=f"^{what} is a mapping by column, as"):
+                table.alter(**{what: given})
 
 
 def test_nothing_to_change_is_no_change(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -512,7 +512,7 @@ def _parse_part(part: str) -> tuple[str, str, int]:
     if not colon or kind not in ("table", "topic"):
         kind, rest = "", part
     name, _, number = rest.rpartition("/")
-    if not name or not number.isdecimal():
+    if not name or not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{part!r} is no part: say a name and a number, as in 'orders/0'")
     return kind, name, int(number)
 

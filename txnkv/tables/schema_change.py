@@ -72,10 +72,17 @@ class SchemaChange:
         """Return the change of these arguments of `Table.alter`.
 
         Raises:
-            TypeError: `drop` is no list, or `nullable` is neither True nor False.
+            TypeError: `drop` is no list, another one no mapping, or `nullable` is neither True nor
+                False.
         """
         if isinstance(drop, str):
             raise TypeError(f"drop is a list of names, as [{drop!r}]")
+        if not isinstance(drop, Iterable):
+            raise TypeError(f"drop is a list of names, as ['a'], not {drop!r}")
+        named = {"add": add, "rename": rename, "widen": widen}
+        for what, given in (*named.items(), ("default", default), ("nullable", nullable)):
+            if given is not None and not isinstance(given, Mapping):
+                raise TypeError(f"{what} is a mapping by column, as {{'a': ...}}, not {given!r}")
         for name, value in (nullable or {}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"nullable is True or False by column, not {value!r} for {name!r}")
