@@ -279,6 +279,14 @@ def test_a_time_chooses_among_backups(shop, tmp_path: Path) -> None:
         txnkv.restore(tmp_path / "all", tmp_path / "none", at=datetime(2026, 1, 1))
     assert not (tmp_path / "none").exists()
     assert early.tzinfo is UTC
+    file = tmp_path / "all" / "1" / "BACKUP"
+    file.write_bytes(b"#" + file.read_bytes()[1:])
+    for at in (None, taken[1].timestamp, early + timedelta(microseconds=1)):
+        with pytest.raises(txnkv.CorruptionError, match=rf"{file} .*\. Nobody knows when it was"):
+            txnkv.restore(tmp_path / "all", tmp_path / "none", at=at)
+    for n in (0, 2):  # nothing can be closer
+        restored = txnkv.restore(tmp_path / "all", tmp_path / f"{n}", at=taken[n].timestamp)
+        assert restored.backup == taken[n].path
 
 
 def test_what_is_refused(shop, tmp_path: Path) -> None:

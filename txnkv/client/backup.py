@@ -362,6 +362,7 @@ def restore(
         StoreNotFoundError: there is no backup at `src`, or none as early as `at`.
         IncompatibleStoreError: `src` is something else, or a backup of a newer version.
         CorruptionError: a file of the backup is damaged or missing; it is named. Nothing was made.
+            Also the list of one in the folder, unless `at` is the very timestamp of another.
         ValueError: there is something at `dest`, or `at` has no time zone.
         StorageFullError: no room; nothing is left of it.
         UnavailableError: another process restores to `dest`, or the disk failed.
@@ -414,9 +415,14 @@ def _chosen(src: Place, at: Timestamp | datetime | None) -> Backup:
         require_time(at)
     if isinstance(at, datetime):
         at = Timestamp.from_datetime(at)
-    found = backups_at(src)
+    found, damaged = backups_at(src)
     if len({each.content["store_id"] for each in found}) > 1:
         raise ValueError(f"{src} has backups of several stores: name one of them")
+    if damaged and all(each.content["timestamp"] != at for each in found):
+        raise CorruptionError(
+            f"{damaged[0]}. Nobody knows when it was taken, it may be the one that is wanted: name "
+            "one of the others itself, or give the very timestamp of one as at="
+        )
     early = [each for each in found if at is None or each.content["timestamp"] <= at]
     if not early:
         first = min(each.content["timestamp"] for each in found)

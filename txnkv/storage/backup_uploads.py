@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txnkv.errors import (
+    CorruptionError,
     IncompatibleStoreError,
     StoreNotFoundError,
     TxnkvError,
@@ -323,8 +324,8 @@ def open_backup(place: Place) -> Backup:
     return DistantBackup(place, content_of(place.at(LIST), data))
 
 
-def backups_at(place: Place) -> list[Backup]:
-    """The backup at a place, or all those in a folder.
+def backups_at(place: Place) -> tuple[list[Backup], list[CorruptionError]]:
+    """The backup at a place, or all those in a folder; and errors of those whose list is damaged.
 
     Raises:
         As `open_backup`.
@@ -338,8 +339,14 @@ def backups_at(place: Place) -> list[Backup]:
             found = [] if is_one else [place.below(name) for name in place.names()]
             below = [each for each in found if each.size(LIST) is not None]
     if is_one or not below:  # the one says why it is none
-        return [open_backup(place)]
-    return [open_backup(each) for each in below]
+        return [open_backup(place)], []
+    backups, errors = [], []
+    for each in below:
+        try:
+            backups.append(open_backup(each))
+        except CorruptionError as error:
+            errors.append(error)
+    return backups, errors
 
 
 @contextmanager
