@@ -499,10 +499,12 @@ def _receive_many(
     return _told(found)
 
 
-def _subscribe_again(guest: Guest, topic: Topic, id: int, options: Any) -> Subscription:
+def _subscribe_again(guest: Guest, topic: Topic, id: int, told: dict[str, Any]) -> Subscription:
+    """One that was there. No options: others may have set them, or have more rights."""
     guest.client.require_writable()
     info = guest.client.instance.topics.current(topic.info)
-    return subscribe(guest.client, info, id, **options)
+    where = told["start"], told["partitions"], told["max_bytes"]
+    return subscribe(guest.client, info, id, told["name"], told["type"], *where)
 
 
 def _sender(
