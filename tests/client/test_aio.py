@@ -218,6 +218,37 @@ def test_a_block_cancelled_while_it_commits_is_left_when_that_is_over(store_path
     run(store_path, work)
 
 
+def test_who_has_a_lock_ends_beside_many_that_wait_for_it(store_path: Path) -> None:
+    """They had all threads, so that it could not give the lock up."""
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        many = 40
+        older = [
+            await client.new_transaction(locking="partition", lock_timeout=3600, timeout=None)
+            for _ in range(many)
+        ]
+        young = await client.new_transaction(locking="partition", timeout=None)
+        await young.upsert(table, (0, "young"))
+        await young.flush()
+
+        async def wait(number: int) -> bool:
+            txn = older[number]
+            await txn.upsert(table, (number + 1, "older"))
+            try:
+                await txn.flush()
+                await txn.commit()
+            except txnkv.TransactionLockedError:  # another one, older yet, was first
+                return False
+            return True
+
+        waiting = [asyncio.ensure_future(wait(number)) for number in range(many)]
+        await asyncio.sleep(0.1)
+        await young.commit()
+        assert sum(await asyncio.gather(*waiting)) == await table.count() - 1 > 0
+
+    run(store_path, work)
+
+
 def test_the_event_loop_goes_on_meanwhile(store_path: Path) -> None:
     go_on = threading.Event()
 

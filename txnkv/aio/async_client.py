@@ -15,7 +15,7 @@ from txnkv.aio.async_handles import (
     AsyncTopic,
     AsyncTransaction,
 )
-from txnkv.aio.calls import Calls, ClosingWrapper, Same, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
 from txnkv.client import Attempts, Client
 from txnkv.coordinator import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
@@ -48,7 +48,7 @@ class Connecting:
         return self._open().__await__()
 
     async def _open(self) -> AsyncClient:
-        calls = Calls()
+        calls = calls_of_a_client()
         opened: list[Client] = []
         try:
             await calls.to_the_end(

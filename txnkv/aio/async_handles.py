@@ -156,7 +156,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
 
     async def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it."""
-        return await self._turn.submitted(self.blocking.commit_async)
+        return await self._turn.submitted(self.blocking.commit_async, ends=True)
 
     async def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
