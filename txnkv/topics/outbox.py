@@ -167,24 +167,24 @@ class Outbox:
     def commit_parts(self) -> CommitParts:
         """Return what the commit log needs to commit the outbox."""
         txn_id = self._row.txn_id if self._transactional else 0
-        encoded = {
-            id: _encoded(partition.topic, partition.lots, txn_id, decided=self._transactional)
-            for id, partition in self._partitions.items()
-        }
-        batches = {id: (_run(some), _count(some)) for id, some in encoded.items()}
+        size, batches = 0, []
+        for id, part in self._partitions.items():
+            some = _encoded(part.topic, part.lots, txn_id, decided=self._transactional)
+            data = some[0] if len(some) == 1 else b"".join(some)
+            batches.append((id, data, _count(some)))
+            size += len(data)
 
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
             if self._acks is not None:
                 self._acks.write(cur, stamp)
             take = topic_catalog.take_offsets
             sections = []
-            for id, (data, count) in batches.items():
+            for id, data, count in batches:
                 first = take(cur, id, count)
                 placed = core.place(data, first, stamp)
                 sections.append(Section(payload.TOPIC, id, placed, first, count))
             return sections
 
-        size = sum(len(data) for data, _ in batches.values())
         return CommitParts(self._validate, write, size)
 
     def _validate(self, cur: apsw.Cursor, latest: Timestamp) -> None:
@@ -312,7 +312,7 @@ def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bo
     most = topic.options.max_message_bytes
     batches = []
     codec = topic.options.compression
-    for some, timestamp, size in _joined(lots):
+    for some, timestamp, size in lots if len(lots) == 1 else _joined(lots):
         if type(some) is Single and size <= most and codec is None:
             value, key = some
             batches.append(
@@ -336,8 +336,6 @@ def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bo
 
 def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
     """Small lots of the same columns that follow each other, as one."""
-    if len(lots) == 1:
-        return list(lots)
     groups: list[list[_Lot]] = []
     for lot in lots:
         last = groups[-1] if groups else None
@@ -362,9 +360,8 @@ def _join(first: _Lot, lot: _Lot) -> bool:
     return small and bool(first.messages.schema == lot.messages.schema)
 
 
-def _run(batches: list[bytes]) -> bytes:
-    return batches[0] if len(batches) == 1 else b"".join(batches)
-
-
 def _count(batches: Sequence[bytes]) -> int:
-    return sum([_COUNT.unpack_from(batch, 28)[0] for batch in batches])
+    count = 0
+    for batch in batches:
+        count += _COUNT.unpack_from(batch, 28)[0]
+    return count

@@ -53,6 +53,9 @@ class Ranges:
         high = bisect_left(self._first, last)
         if first >= last or low >= high:
             return
+        if first <= self._first[low] and self._last[high - 1] <= last:
+            del self._first[low:high], self._last[low:high]
+            return
         kept = []
         if self._first[low] < first:
             kept.append((self._first[low], first))

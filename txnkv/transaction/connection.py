@@ -264,7 +264,7 @@ class Connection:
             ValueError: it is one.
         """
         of = getattr(getattr(handle, "_connection", None), "instance", self.instance)
-        if of.store.store_id != self.instance.store.store_id:
+        if of is not self.instance and of.store.store_id != self.instance.store.store_id:
             raise ValueError(
                 f"{what} is one of the store {of.store.directory.path}, and this is {self.path}: "
                 f"take {take}, of a client of this store"

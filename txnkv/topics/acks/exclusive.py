@@ -29,7 +29,6 @@ from weakref import WeakSet
 
 import apsw
 
-from txnkv.coordinator import one
 from txnkv.errors import ClosedError
 from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded_unless
 from txnkv.topics import topic_catalog
@@ -47,7 +46,6 @@ _ALL = 1 << 62
 
 _ELSEWHERE = 0
 """Stands for the holds that status.db has."""
-
 
 _MANY = 100
 """Rows of what came back that status.db may keep although they were read."""
@@ -80,8 +78,7 @@ class Exclusive:
         self._number: int | None = None
         self._returned = 0  # the last row of `returned_acks` that was read
         self._kept = 0  # so many rows were read and not deleted
-        self._commits = 0
-        self.version = -1
+        self._commits, self.version = 0, -1
         self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
         self.gaps: Held = {}
@@ -131,10 +128,8 @@ class Exclusive:
         return self.version == _GONE
 
     def _version(self, cur: apsw.Cursor) -> int:
-        found: Any = cur.execute(
-            "SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)
-        ).fetchone()
-        return _GONE if found is None else int(found[0])
+        found = cur.execute("SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)).get
+        return _GONE if found is None else int(found)
 
     def _read(self, cur: apsw.Cursor) -> _Found:
         cursors = ack_rows.load_cursors(cur, self.info.id)
@@ -174,9 +169,9 @@ class Exclusive:
         self.cursors = found.cursors
         self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
         self._foreign = {}
-        self._holds[_ELSEWHERE] = {}
+        self._holds.pop(_ELSEWHERE, None)
         for id, first, last, txn_id in found.pending:
-            into = self._foreign if txn_id > 0 else self._holds[_ELSEWHERE]
+            into = self._foreign if txn_id > 0 else self._holds.setdefault(_ELSEWHERE, {})
             into.setdefault(id, Ranges()).add(first, last)
         self._adopt_returned(found.returned)
 
@@ -221,10 +216,10 @@ class Exclusive:
         """Tell whether an ack of a message is pending, or a run goes on whose attempt had one."""
         if offset in self.pending[partition_id] or offset < self._position(partition_id):
             return True
-        foreign = self._foreign.get(partition_id)
-        if foreign is not None and offset in foreign:
+        if self._foreign and offset in self._foreign.get(partition_id, NONE):
             return True
-        return any(offset in held.get(partition_id, ()) for held in self._holds.values())
+        holds = self._holds
+        return bool(holds) and any(offset in held.get(partition_id, ()) for held in holds.values())
 
     def _position(self, partition_id: int) -> int:
         found = self._positions.get(partition_id)
@@ -291,12 +286,22 @@ class Exclusive:
             AckConflictError: another ack was first. Nothing was taken.
         """
         partition_id = self.info.topic.partitions[number]
-        wanted = Ranges((offset, offset + 1) for offset in offsets)
         with self.lock:
+            if len(offsets) == 1 and self._is_free(partition_id, first := offsets[0]):
+                for into in (own, self.pending[partition_id]):
+                    into.add(first, first + 1)
+                return
+            wanted = Ranges((offset, offset + 1) for offset in offsets)
             others = self._taken(partition_id) | self._stored(partition_id)
             refuse(self.info, number, wanted, others, deleted=self.cursors[partition_id])
             own.update(wanted)
             self.pending[partition_id].update(wanted)
+
+    def _is_free(self, partition_id: int, offset: int) -> bool:
+        """Tell whether it is seen at once that nobody has acknowledged a message."""
+        if partition_id in self._foreign or offset in self.pending[partition_id]:
+            return False
+        return offset >= self._position(partition_id) and not self.deleted(partition_id, offset)
 
     def refuse(self, number: int, wanted: Ranges) -> None:
         """Refuse acks of a stored transaction of this process, of which memory has nothing.
@@ -397,13 +402,8 @@ class Exclusive:
 
     def current(self, cur: apsw.Cursor) -> bool:
         """Tell whether memory is the whole truth, inside a write to status.db."""
-        if self._number is not None and self._number == self._store.runtime.change_number():
-            return True
-        (version,) = one(
-            cur, "SELECT coalesce((SELECT version FROM subscriptions WHERE id = ?), -2)",
-            (self.info.id,),
-        )  # fmt: skip
-        return bool(version == self.version)
+        seen = self._number is not None and self._number == self._store.runtime.change_number()
+        return seen or self._version(cur) == self.version
 
     def applied(self, held: Held) -> Held:
         """Return the ranges that acks delete: their own, with the gaps beside them."""

@@ -432,8 +432,8 @@ class ExclusiveReader(DeliveryReader):
         state.prune()
         while not self._full(most) and (back := state.next_back()) is not None:
             self._take_back(most, *back)
-        moved = True
-        while moved and not self._full(most):
+        moved = not self._full(most)
+        while moved:
             moved = False
             for _ in range(len(self._sources)):
                 self._sources.rotate(-1)
@@ -451,10 +451,12 @@ class ExclusiveReader(DeliveryReader):
 
     def _take_from(self, source: PartitionSource, most: int) -> None:
         state, id = self._state, source.partition.id
-        while not self._full(most) and source.fill():
-            while not self._full(most) and (read := source.next()) is not None:
+        while source.fill():
+            while (read := source.next()) is not None:
                 if state.deliverable(id, read.message.offset):
                     self._add(Delivery(read.message, 0))
+                    if self._full(most):
+                        return
 
     def _take_back(self, most: int, id: int, first: int, last: int) -> None:
         source = next((one for one in self._sources if one.partition.id == id), None)

@@ -154,7 +154,8 @@ class TransactionAcks:
         if self._transactional and self._catalog is None:
             self._catalog = self._topics.require_live(info.topic)
         with self._guard:
-            self._refuse_lost()
+            if self._lost is not None:
+                raise self._lost
             if info.topic.options.altered:
                 _cover(self._topics.local.exclusive(info.id), info)
             acks = self._of(info)
