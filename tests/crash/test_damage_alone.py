@@ -61,7 +61,7 @@ def rows(first: int, count: int) -> pa.Table:
 
 def store_it(txn: txnkv.Transaction) -> None:
     """Stage what was written, so that another process can end the transaction."""
-    txn._before_read()
+    txn.flush()
     txn.context.ensure_large("commit")
 
 

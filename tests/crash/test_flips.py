@@ -34,7 +34,7 @@ def large(client: txnkv.Client, *, commit: bool, count: int = 2) -> None:
         txn = client.new_transaction(timeout=None)
         for n in range(count):
             txn.send("t", b"large %d" % n, key=b"key", partition=0)
-            txn._before_read()
+            txn.flush()
             txn.context.ensure_large("commit")
         txn.commit() if commit else txn.rollback()
 
