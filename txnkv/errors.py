@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import SupportsFloat
 
 
 class TxnkvError(Exception):
@@ -248,3 +249,11 @@ def require_number(name: str, given: object, unit: str = "seconds", *, whole: bo
     """Refuse an argument with TypeError that is no number; with `whole`, no integer."""
     if isinstance(given, bool) or not isinstance(given, Integral if whole else Real):
         raise TypeError(f"{name} is a number of {unit}, not the {type(given).__name__} {given!r}")
+
+
+def require_count(name: str, given: SupportsFloat, unit: str = "messages") -> None:
+    """Refuse an argument with TypeError that is no number, with ValueError that is not above 0."""
+    if given.__class__ is not int:
+        require_number(name, given, unit)
+    if not float(given) > 0:
+        raise ValueError(f"{name} is a number of {unit} above 0, not {given!r}")

@@ -476,3 +476,36 @@ def test_what_makes_no_sense_is_refused(client: txnkv.Client, member: Any) -> No
     with pytest.raises(ClosedError):
         one.poll(timeout=0)
     assert "closed" in repr(one)
+
+
+def test_a_member_that_was_closed_says_so(topic: txnkv.Topic, member: Any) -> None:
+    one = member()
+    one.poll(timeout=0)
+    with pytest.raises(ValueError, match="does not read partition 7: now it reads \\[0, 1, 2, 3\\]"):
+        one.seek(7, 0)
+    one.close()
+    for call in (lambda: one.position(0), lambda: one.seek(0, 0), lambda: one.poll(timeout=0)):
+        with pytest.raises(txnkv.ClosedError, match="this member of group 'g' was closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(0, ValueError), (-1, ValueError), ("5", TypeError), (None, TypeError)]
+)
+def test_counts_are_numbers_above_0(
+    client: txnkv.Client, topic: txnkv.Topic, given: Any, kind: type[Exception]
+) -> None:
+    consumer, subscription = topic.consumer(), topic.subscribe("s")
+    member = client.consumer(topic, group="g")
+    for name, call in (
+        ("max_messages", lambda: consumer.poll(max_messages=given)),
+        ("max_messages", lambda: consumer.poll_batch(max_messages=given)),
+        ("max_messages", lambda: subscription.receive_many(given)),
+        ("max_messages", lambda: member.poll(max_messages=given)),
+        ("max_bytes", lambda: topic.consumer(max_bytes=given)),
+        ("max_bytes", lambda: topic.subscribe("z", max_bytes=given)),
+        ("max_poll_seconds", lambda: client.consumer(topic, group="g", max_poll_seconds=given)),
+    ):
+        with pytest.raises(kind, match=name):
+            call()
+    member.close()

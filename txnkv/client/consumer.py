@@ -12,7 +12,13 @@ from typing import Final, get_args
 import pyarrow as pa
 
 from txnkv.core import MESSAGES
-from txnkv.errors import ClosedError, CorruptionError, TxnkvError, require_number
+from txnkv.errors import (
+    ClosedError,
+    CorruptionError,
+    TxnkvError,
+    require_count,
+    require_number,
+)
 from txnkv.storage import brief, new_rlock, shielded
 from txnkv.topics import (
     HELD_BYTES,
@@ -91,8 +97,7 @@ class Consumer(Closing):
         partitions: Sequence[int] | None = None,
         max_bytes: int = HELD_BYTES,
     ) -> None:
-        if max_bytes <= 0:
-            raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+        require_count("max_bytes", max_bytes, "bytes")
         if isolation not in ISOLATIONS:
             raise ValueError(f"isolation is one of {', '.join(ISOLATIONS)}, not {isolation!r}")
         if order not in ORDERS:
@@ -373,8 +378,7 @@ class Consumer(Closing):
         self._connection.require_open()
 
     def _poll(self, most: int, timeout: float | None) -> _Parts:
-        if most <= 0:
-            raise ValueError(f"max_messages is above 0, not {most!r}")
+        require_count("max_messages", most)
         self._require_open()
         me = (os.getpid(), threading.get_ident())
         if self._user is not None and self._user[0] == me[0]:

@@ -113,6 +113,7 @@ class GroupConsumer(Closing):
             raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
         if reset not in RESETS:
             raise ValueError(f"reset is one of {', '.join(RESETS)}, not {reset!r}")
+        require_number("max_poll_seconds", max_poll_seconds)
         if not max_poll_seconds > 0:
             raise ValueError(f"max_poll_seconds is above 0, not {max_poll_seconds!r}")
         self.group = group
@@ -207,6 +208,7 @@ class GroupConsumer(Closing):
         Raises:
             ValueError: it does not read this partition.
         """
+        self._require_open()
         if partition in self._leaving:
             return self._leaving[partition][0]
         if self._reader is None:
@@ -231,15 +233,19 @@ class GroupConsumer(Closing):
             OffsetOutOfRangeError: the partition ends before this offset.
             ValueError: it does not read it, or the offset is below 0.
         """
+        self._require_open()
         require_number("offset", offset, "messages", whole=True)
-        self.position(partition)
+        if self._reader is None or partition not in self.partitions:
+            raise ValueError(
+                f"this member of group {self.group!r} does not read partition {partition!r}: now it "
+                f"reads {self.partitions}"
+            )
         end = self._topic.end_offsets()[partition]
         if offset > end:
             raise OffsetOutOfRangeError(
                 f"topic {self._topic.name!r}, partition {partition} was asked for offset {offset} "
                 f"and ends at {end}: seek to that to read what comes"
             )
-        assert self._reader is not None
         self._reader.seek(partition, offset)
         self._given.add(partition)  # the group has not this position
 

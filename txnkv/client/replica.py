@@ -13,7 +13,7 @@ from typing import Final
 from txnkv.client.client import Client
 from txnkv.client.opening import connect
 from txnkv.coordinator import Timestamp, reach
-from txnkv.errors import NotSupportedError, TopicExistsError
+from txnkv.errors import NotSupportedError, TopicExistsError, require_count
 from txnkv.storage import MaintenanceLock, shielded
 from txnkv.topics import Follower, TopicEngine, TopicInfo, ValueStage
 
@@ -77,8 +77,7 @@ def replicate(
         StorageFullError: the disk of `dest` is full. What was copied stays; run it again.
         ValueError: `src` and `dest` are the same store.
     """
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+    require_count("max_bytes", max_bytes, "bytes")
     with ExitStack() as stack:
         source = src if isinstance(src, Client) else stack.enter_context(connect(src, create=False))
         follower = dest if isinstance(dest, Client) else stack.enter_context(connect(dest))

@@ -25,6 +25,7 @@ from txnkv.errors import (
     InvalidTxnStateError,
     TxnkvError,
     UnavailableError,
+    require_count,
 )
 from txnkv.storage import WhenDropped, new_lock, shielded, shielded_unless
 from txnkv.topics import (
@@ -107,8 +108,7 @@ def subscribe(
         TopicNotFoundError: the topic was dropped.
         NotSupportedError: the dead letter topic is a copy.
     """
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+    require_count("max_bytes", max_bytes, "bytes")
     if partitions is not None and type == KEY_SHARED:
         raise ValueError("consumers of a key_shared subscription read all partitions: name none")
     numbers = None if partitions is None else sorted(set(partitions))
@@ -214,8 +214,7 @@ class Subscription(Closing):
         Raises:
             TxnkvError: as `receive`.
         """
-        if max_messages < 1:
-            raise ValueError(f"max_messages is at least 1, not {max_messages!r}")
+        require_count("max_messages", max_messages)
         found = self._take(max_messages)
         if found or (timeout is not None and timeout <= 0):
             self._on_its_way = False  # nothing is called until the caller has them
