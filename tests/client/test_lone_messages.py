@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +18,7 @@ import pytest
 import txnkv
 from txnkv.storage.faults import arm, disarm
 
+SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 Values = Callable[..., list[bytes | None]]
 Then = Callable[[txnkv.Transaction, txnkv.Table, txnkv.Topic], Any]
 
@@ -54,6 +62,104 @@ def test_what_comes_behind_it(
         do(txn, table, topic)
         assert values(topic) == []
     assert values(topic) == wanted
+
+
+READS: dict[str, Then] = {
+    "get": lambda txn, table, topic: txn.get(table, 1),
+    "get_many": lambda txn, table, topic: txn.get_many(table, [1]),
+    "scan": lambda txn, table, topic: list(txn.scan(table)),
+    "get_by": lambda txn, table, topic: txn.get_by(table, "v", "a"),
+    "flush": lambda txn, table, topic: txn.flush(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "op", ["insert", "insert_ignore", "upsert", "update", "update_ignore", "delete_ignore"]
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_rows_that_wait_beside_it_are_written_without_it(
+    store_path: Path, op: str, read: str, there: bool, values: Values
+) -> None:
+    """Those that take more than a look wait until a read, which leaves the message where it is."""
+    with txnkv.connect(store_path) as client:
+        table = client.create_table("t", SCHEMA)
+        client.create_index("t", ["v"])
+        client.create_topic("e")
+        if there or op == "update":
+            table.insert((1, "x"))
+    with txnkv.connect(store_path) as client:
+        table, topic = client.table("t"), client.topic("e")
+        if there and op == "insert":
+            table.delete(1)
+        with client.transaction() as txn:
+            txn.send(topic, b"a")
+            getattr(txn, op)(table, 1 if op == "delete_ignore" else (1, "a"))
+            READS[read](txn, table, topic)
+        assert values(topic) == [b"a"]
+
+
+@pytest.mark.parametrize("then", ["commit", "flush", "get"])
+def test_a_bound_method_sends_in_order(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, values: Values, then: str
+) -> None:
+    with client.transaction() as txn:
+        send = txn.send
+        for number in range(5):
+            send(topic, b"%d" % number)
+        if then != "commit":
+            READS[then](txn, table, topic)
+    assert values(topic) == [b"%d" % number for number in range(5)]
+
+
+def test_threads_that_share_a_transaction(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    """Whoever of them sends first."""
+    for _ in range(30):
+        together = threading.Barrier(3)
+        with client.transaction() as txn, ThreadPoolExecutor(3) as threads:
+
+            def send(first: int, to: Any = txn, at: Any = together) -> None:
+                at.wait()
+                for number in range(first, first + 3):
+                    to.send(topic, b"%d" % number)
+
+            list(threads.map(send, (0, 3, 6)))
+            assert txn.flush().sent == 9
+    found = [int(value or b"") for value in values(topic)]
+    assert sorted(found) == sorted([*range(9)] * 30)
+
+
+class Interrupted(BaseException):
+    """Raised by a handler."""
+
+
+def test_interruptions_of_the_second_send(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    """The first message is in its buffer, whatever becomes of the second; and goes before it."""
+    chance = random.Random(7)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            txn = client.new_transaction()
+            txn.send(topic, b"a")
+            with suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 5e-5))
+                txn.send(topic, b"b")
+                while True:
+                    pass
+            txn.send(topic, b"c")
+            txn.commit()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    found = b"".join(value or b"" for value in values(topic))
+    assert re.fullmatch(b"(ab?c){300}", found)
 
 
 def test_another_session_goes_before_or_behind(

@@ -237,7 +237,7 @@ class GroupConsumer(Closing):
         require_number("offset", offset, "messages", whole=True)
         if self._reader is None or partition not in self.partitions:
             raise ValueError(
-                f"this member of group {self.group!r} does not read partition {partition!r}: now it "
+                f"this member of group {self.group!r} does not read partition {partition!r}: it "
                 f"reads {self.partitions}"
             )
         end = self._topic.end_offsets()[partition]

@@ -106,9 +106,10 @@ class Session(Closing):
         self._table: AnyTable | None = None
         self._op, self._closed = "", False
         self._take: Adder = nothing
-        if rows is not None and (lone := rows.lone) is not None:
+        self._rows.in_session = True
+        if (lone := self._rows.lone) is not None:
             self._sending.appender(lone.topic)(lone.message)
-            rows.lone = None
+            self._rows.lone = None
         if context is None:
             connection.sessions.add(self)
 

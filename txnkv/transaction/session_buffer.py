@@ -169,16 +169,18 @@ class SessionRows:
         runs: rows of one kind that follow each other.
         written: what became of rows, in front of them, that did not have to wait.
         lone: a message of a transaction that has no session yet.
+        in_session: the transaction has one, which takes its messages.
         acked: the number of messages that were acknowledged since the last flush.
     """
 
-    __slots__ = ("_room", "acked", "lone", "runs", "written")
+    __slots__ = ("_room", "acked", "in_session", "lone", "runs", "written")
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self.runs: list[Run] = []
         self.written: list[Written] = []
         self.lone: Lone | None = None
+        self.in_session = False
         self.acked = 0
 
     def __bool__(self) -> bool:
@@ -233,7 +235,7 @@ class SessionRows:
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
-        runs, self.runs, self.lone = self.runs, [], None
+        runs, self.runs = self.runs, []
         if self._room.limit is not None:
             self._room.empty()
         return runs
@@ -265,7 +267,7 @@ class SessionRows:
             said: the other arguments of `Session.send`, which it raises as.
         """
         with context.lock:
-            if self.lone is not None or not context.may_be_small:
+            if self.in_session or self.lone is not None or not context.may_be_small:
                 return False
             context.require_open("send")
             self.lone = Lone.checked(connection.topic_info(topic), said)
@@ -288,6 +290,11 @@ class SessionRows:
                 raise
             self.lone = None
             return True
+
+    def discard(self) -> None:
+        """Forget all that waits."""
+        self.take()
+        self.lone = None
 
     def write(
         self,

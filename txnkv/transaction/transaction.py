@@ -246,7 +246,7 @@ class Transaction(Closing):
         self.context.require_process()
         # Not from under a commit that flushes: it would commit the rest.
         with self._gate, self.context.lock:
-            self._rows.take()
+            self._rows.discard()
             for session in self.context.sessions:
                 session.discard()
         self.abort_for(ROLLED_BACK)
@@ -417,16 +417,19 @@ class Transaction(Closing):
                 local.withdraw()
 
     def _session(self) -> Session:
-        if (found := self._own_session) is None:
-            with self.context.lock:
-                if (found := self._own_session) is None:
-                    found = Session(self.connection, self.context, "manual", None, self._rows)
-                    self.context.sessions.append(found)
-                    self.context.local.withdraw()
-                    self._own_session = found
-                    # Rows and messages by the thousand go straight there.
-                    for name in ("insert", "upsert", "update", "delete", "send"):
-                        self.__dict__[name] = getattr(found, name)
+        return self._own_session or self._begin_session()
+
+    @brief  # else an interruption loses the message that it takes over
+    def _begin_session(self) -> Session:
+        with (context := self.context).lock:
+            if (found := self._own_session) is None:
+                found = Session(self.connection, context, "manual", None, self._rows)
+                context.sessions.append(found)
+                context.local.withdraw()
+                self._own_session = found
+                # Rows and messages by the thousand go straight there.
+                for name in ("insert", "upsert", "update", "delete", "send"):
+                    self.__dict__[name] = getattr(found, name)
         return found
 
     # -- reading -----------------------------------------------------------------------
@@ -435,8 +438,7 @@ class Transaction(Closing):
         """The row with this key in the transaction's snapshot or its own writes, or None."""
         if (hand := self._hand) and (found := hand.find(table, key)) is not NotImplemented:
             return found
-        context = self.context
-        if self._rows.runs or context.sessions:
+        if (context := self.context).sessions or self._rows.runs:
             self._before_read()
         with context.lock:
             own = context.rows_at_hand("read")
