@@ -35,6 +35,7 @@ SLOW = {
     "client.test_small_transactions": {
         "test_what_was_forgotten_is_not_known": FAULT,
         "test_a_dropped_handle_leaves_no_pin": INSIDE,
+        "test_it_times_out": LATE,
     },
     "client.test_tokens": {
         "test_what_a_token_says": INSIDE,

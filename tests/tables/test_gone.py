@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
 from tests import internals
 from tools.children import Children
 from txnkv.client import admin
+from txnkv.tables.maintenance import flush
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
 
@@ -151,3 +153,72 @@ def _deleted() -> list[str]:
         if name.endswith("(deleted)") and ".mdb" in name:
             found.append(name)
     return found
+
+
+FORGET = """
+client = txnkv.connect(args[0], create=False, history=0.0)
+assert wait() == "go"
+for name in ("a", "b"):
+    client.drop_table(name)
+client.instance.coordinator.maintenance.round()
+say("done")
+client.close()
+"""
+
+
+Beside = tuple[txnkv.Client, Callable[..., None]]
+
+
+@pytest.fixture
+def beside(tmp_path: Path, children: Children) -> Iterator[Beside]:
+    """A client of tables a, b and c, and a call that has another process purge two of them."""
+    with txnkv.connect(tmp_path / "store", history=0.0) as client:
+        for name in "abc":
+            table = client.create_table(name, SCHEMA)
+            for first in (0, 1):
+                with client.transaction() as txn:
+                    rows = {"id": range(first, 40_000, 2), "text": ["x"] * 20_000}
+                    txn.write(table, pa.table(rows, schema=SCHEMA.arrow))
+        other = children.start(FORGET, tmp_path / "store")
+
+        called: list[bool] = []
+
+        def forget(*_: object) -> None:
+            if not called:
+                called.append(True)
+                other.tell()
+                assert other.line() == "done"
+                other.finish()
+
+        yield client, forget
+        assert client.check().problems == []
+        assert client.tables() == ["c"]
+        assert client.table("c").count() == 40_000
+
+
+def test_a_compaction_beside_who_drops_what_it_is_to_merge(beside: Beside) -> None:
+    client, forget = beside
+    report = client.compact(progress=forget)
+    assert (report.row_sets_before, report.row_sets_after, report.rows_after) == (2, 1, 40_000)
+    assert internals.coordinator(client).damage.parts() == {}
+
+
+def test_a_flush_beside_who_drops_what_it_is_to_write(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, forget = beside
+    for name in "abc":
+        client.table(name).upsert((1, "small"))
+    write = flush._flush
+    monkeypatch.setattr(flush, "_flush", lambda *args: [forget(), write(*args)])
+    internals.flush(client)
+    assert client.table("c").get(1) == {"id": 1, "text": "small"}
+
+
+def test_statistics_beside_who_drops_a_table(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, forget = beside
+    about = admin._table_stats
+    monkeypatch.setattr(admin, "_table_stats", lambda *args: [forget(), about(*args)][1])
+    assert client.stats()["tables"].keys() == {"c"}

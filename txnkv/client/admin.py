@@ -4,7 +4,9 @@ demand, and what it has lost, accepted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,7 @@ from txnkv.coordinator import (
     latest_snapshot,
     one,
     payload,
+    raise_first,
     status_table,
 )
 from txnkv.errors import (
@@ -34,6 +37,7 @@ from txnkv.tables import (
     ReadView,
     RowSetInfo,
     TableEngine,
+    TableInfo,
     Tablet,
     check_row_set,
     check_together,
@@ -83,19 +87,13 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         lease = cur.execute("SELECT term, owner_slot, owner_start FROM lease").fetchone()
     sends = instance.topics.staged.files()
     tables = {}
-    view = ReadView(latest)
-    for name in names:
-        info = engine.get(name)
-        row_sets = [seen for t in engine.tablets(info) for seen in t.reload().infos]
-        asked = scan.request(info, [], None, False, None)
-        tables[name] = {
-            "rows": _count_rows(engine, asked, view),
-            "bytes": sum(seen.size for seen in row_sets),
-            "tablets": len(info.tablets),
-            "row_sets": len(row_sets),
-            "row_versions": sum(seen.rows for seen in row_sets),
-            "deleted_versions": sum(seen.deleted for seen in row_sets),
-        }
+    snapshot, pin = history.hold_latest(instance.coordinator)
+    try:
+        for name in names:
+            with suppress(TableNotFoundError):  # another process dropped it
+                tables[name] = _table_stats(engine, engine.get(name), ReadView(snapshot))
+    finally:
+        pin.end()
     root = Path(store.directory.path)
     return {
         "path": str(root),
@@ -115,10 +113,25 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "log_bytes": log[1],
         "flushed": flushed,
         "history_floor": floor,
-        "files_bytes": sum(_file_size(file) for file in root.rglob("*")),
+        "files_bytes": sum(
+            _file_size(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
+        ),
         "leader_term": None if lease is None else lease[0],
         "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
         "open_environments": store.environments.open_count,
+    }
+
+
+def _table_stats(engine: TableEngine, info: TableInfo, view: ReadView) -> dict[str, Any]:
+    row_sets = [seen for t in engine.tablets(info) for seen in t.reload().infos]
+    asked = scan.request(info, [], None, False, None)
+    return {
+        "rows": _count_rows(engine, asked, view),
+        "bytes": sum(seen.size for seen in row_sets),
+        "tablets": len(info.tablets),
+        "row_sets": len(row_sets),
+        "row_versions": sum(seen.rows for seen in row_sets),
+        "deleted_versions": sum(seen.deleted for seen in row_sets),
     }
 
 
@@ -445,7 +458,13 @@ def compact_store(
     tablets = engine.compactor.tablets()
     before = sum(_tablet_bytes(instance, tablet) for tablet in tablets)
     done = engine.compactor.compact_all(progress)
-    in_use = sum(not _cut(instance, tablet) for tablet in tablets)
+    in_use: list[int] = []
+
+    def cut(tablet: Tablet) -> None:
+        if not _cut(instance, tablet):
+            in_use.append(tablet.id)
+
+    raise_first(engine.each([tablet.id for tablet in tablets], "compaction", cut))
     return CompactReport(
         row_sets_before=done.sources,
         row_sets_after=done.results,
@@ -454,7 +473,7 @@ def compact_store(
         collected=metrics.collected_row_sets.value - collected,
         files_before=before,
         files_after=sum(_tablet_bytes(instance, tablet) for tablet in tablets),
-        in_use=in_use,
+        in_use=len(in_use),
         messages_left_out=instance.topics.compact().messages,
     )
 

@@ -122,7 +122,7 @@ class Damage:
             parts: on which.
             work: what is done.
             do: does it.
-            lives: what fails in others, as those that were dropped, is no matter.
+            lives: what fails in others, as those that were dropped, is no matter, of any kind.
             only: as in `guard`.
             side_by_side: on several at once, where there are many; in no order.
 
@@ -151,12 +151,18 @@ class Damage:
         only: Kinds,
         errors: dict[int, Exception],
     ) -> None:
-        with self.guard(part.label, work, only) as one:
+        try:
             do(part)
-        if one.error is not None and lives(part):
-            errors[part.id] = one.error
-        elif one.error is not None:
-            self.clear(part.label)
+        except Exception as error:
+            if not lives(part):
+                self.clear(part.label)
+                return
+            if not isinstance(error, only) or isinstance(error, _OF_THE_STORE):
+                raise
+            self.note(part.label, work, error)
+            errors[part.id] = error
+        else:
+            self.clear(part.label, work)
 
     def clear(self, part: str, work: str | None = None) -> None:
         """A part is well, or gone."""

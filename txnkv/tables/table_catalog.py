@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -499,6 +499,12 @@ def live_tablets(cur: apsw.Cursor) -> set[int]:
             "WHERE dropped_ts IS NULL OR dropped_ts < 0"
         )
     }
+
+
+def purged(cur: apsw.Cursor, ids: Iterable[int]) -> list[int]:
+    """Those of some tablets that are there no more."""
+    look = "SELECT 1 FROM tablets WHERE id = ?"
+    return [id for id in ids if cur.execute(look, (id,)).get is None]
 
 
 def tablet_ids(cur: apsw.Cursor) -> set[int]:

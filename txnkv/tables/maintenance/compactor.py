@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -18,12 +17,14 @@ from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage import BusyError, go_on, new_event, new_lock, not_waiting
 from txnkv.tables import table_catalog
 from txnkv.tables.maintenance import compaction, flush, history, intents
-from txnkv.tables.maintenance.compaction import Compacted, ReplacedError
+from txnkv.tables.maintenance.compaction import Compacted, Pick, ReplacedError
 from txnkv.tables.table_history import Floors
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import RowSetInfo, RowSetRetired, Tablet, manifest
 
 _log = logging.getLogger("txnkv")
+
+T = TypeVar("T")
 
 REST: Final = 1.0
 """Seconds that the thread rests for each second it has worked."""
@@ -107,20 +108,24 @@ class Compactor:
         if found is None:
             return False
         tablet, infos, floor = found
-        with self._guard(tablet):
-            self._compact(tablet, infos, floor, _Pace(self._stop).step)
+        pace = _Pace(self._stop).step
+        self._try(tablet, partial(self._compact, infos=infos, floor=floor, pace=pace))
         history.collect(self._tables)
         return True
 
-    @contextmanager
-    def _guard(self, tablet: Tablet) -> Iterator[None]:
-        """A tablet that cannot be compacted is left alone for a while; the others go on."""
-        with self._tables.coordinator.damage.guard(tablet.label, "compaction") as one:
-            yield
-        if one.error is not None:
-            self._failed.add(tablet.id)
-            if not isinstance(one.error, CorruptionError):
-                raise one.error
+    def _try(
+        self, tablet: Tablet, do: Callable[[Tablet], T | None]
+    ) -> tuple[T | None, dict[int, Exception]]:
+        """What comes of a tablet, None where it was dropped; one that is damaged is left alone for
+        a while, and the others go on.
+        """
+        found: list[T | None] = [None]
+        errors = self._tables.each([tablet.id], "compaction", lambda it: found.append(do(it)))
+        self._failed |= errors.keys()
+        for error in errors.values():
+            if not isinstance(error, CorruptionError):
+                raise error
+        return found[-1], errors
 
     def _left_over(self) -> bool:
         with self._tables.store.status.read() as cur:
@@ -148,16 +153,16 @@ class Compactor:
                 continue
             floors = history.compaction_floor(tables) if floors is None else floors
             floor = floors.of(tablet.table.history_id)
-            chosen = None
-            with self._guard(tablet):
-                chosen = compaction.pick(
-                    tablet.state(latest).settled, partial(self._collectable, tablet, floor)
-                )
+            chosen, _ = self._try(tablet, partial(self._pick, latest=latest, floor=floor))
             if chosen is not None:
                 return tablet, chosen.infos, floor
             self._settled[id] = mark
         self._version = tables.log.version
         return None
+
+    def _pick(self, tablet: Tablet, latest: Timestamp, floor: Timestamp) -> Pick | None:
+        collectable = partial(self._collectable, tablet, floor)
+        return compaction.pick(tablet.state(latest).settled, collectable)
 
     def _marks(self) -> dict[int, tuple[int, ...]]:
         """Return by tablet id a mark that changes with the tablet's row sets, and with their
@@ -207,13 +212,9 @@ class Compactor:
             for tablet, group in work:
                 if progress is not None:
                     progress(done, rows)
-                made = None
-                with tables.coordinator.damage.guard(tablet.label, "compaction") as one:
-                    made = self._compact(tablet, group, floors.of(tablet.table.history_id), go_on)
-                if isinstance(one.error, CorruptionError):
-                    failed[tablet.id] = one.error
-                elif one.error is not None:
-                    raise one.error
+                floor = floors.of(tablet.table.history_id)
+                made, errors = self._try(tablet, partial(self._compact, infos=group, floor=floor))
+                failed |= errors
                 total = total if made is None else total + made
                 done += sum(info.rows for info in group)
             if progress is not None:
@@ -235,7 +236,7 @@ class Compactor:
         tablet: Tablet,
         infos: tuple[RowSetInfo, ...],
         floor: Timestamp,
-        pace: Callable[[], None],
+        pace: Callable[[], None] = go_on,
     ) -> Compacted | None:
         upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
         # A floor above what it has in memory would make its rows look younger than that.
@@ -259,12 +260,15 @@ class Compactor:
             return known[2]
         dead = 0
         row_set = tablet.row_set(info)
-        with tablet.read() as pages:
-            for number in range(len(row_set.header(pages).blocks)):
-                delta = row_set.stored_delta(pages, number)
-                if delta is not None:
-                    gone = pc.less_equal(delta.stamps, pa.scalar(int(floor), pa.uint64()))
-                    dead += gone.true_count
+        try:
+            with tablet.read() as pages:
+                for number in range(len(row_set.header(pages).blocks)):
+                    delta = row_set.stored_delta(pages, number)
+                    if delta is not None:
+                        gone = pc.less_equal(delta.stamps, pa.scalar(int(floor), pa.uint64()))
+                        dead += gone.true_count
+        except RowSetRetired:  # others did it
+            return 0
         self._dead[info.id] = (info.delta_seq, floor, dead)
         return dead
 

@@ -239,6 +239,8 @@ def _flush(
     """
     status = tables.store.status
     with status.write() as cur:
+        for id in table_catalog.purged(cur, loads):
+            del loads[id]
         claims = {
             id: [manifest.claim_maintenance(cur, id, WHO) for _ in load.pieces]
             for id, load in loads.items()

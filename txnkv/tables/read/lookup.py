@@ -364,8 +364,8 @@ def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
             return [at_once]
     if isinstance(keys, pa.Array):
         keys = keys.to_pylist()
-    if not isinstance(keys, Iterable):
-        raise TypeError(f"keys is a list of keys, not {keys!r}")
+    if not isinstance(keys, Iterable) or isinstance(keys, pa.Table | pa.RecordBatch):
+        raise TypeError(f"keys is a list of keys, or an array of them, not {keys!r}")
     rows = [key_values(schema, key) for key in keys]
     return [
         column_array(name, schema.columns[name].type, [row[i] for row in rows])
