@@ -453,6 +453,7 @@ def test_doubles_in_one_write(client: txnkv.Client, many: txnkv.Table, how: str)
             "takes a list of values, not 'ab'",
         ),
         (lambda t: t.get_many(5), TypeError, "keys is a list of keys, not 5"),
+        (lambda t: t.get_many(pa.table({"id": [1]})), TypeError, "keys is a list of keys, not "),
         (lambda t: t.get_by(5, 1), TypeError, "columns is a name or a list of names, not 5"),
     ],
 )

@@ -116,8 +116,8 @@ class Compactor:
     def _try(
         self, tablet: Tablet, do: Callable[[Tablet], T | None]
     ) -> tuple[T | None, dict[int, Exception]]:
-        """What comes of a tablet, None where it was dropped; one that is damaged is left alone for
-        a while, and the others go on.
+        """Do it to a tablet, unless that was dropped; a damaged one is left alone for a while, and
+        the others go on.
         """
         found: list[T | None] = [None]
         errors = self._tables.each([tablet.id], "compaction", lambda it: found.append(do(it)))

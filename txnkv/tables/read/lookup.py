@@ -365,7 +365,7 @@ def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
     if isinstance(keys, pa.Array):
         keys = keys.to_pylist()
     if not isinstance(keys, Iterable) or isinstance(keys, pa.Table | pa.RecordBatch):
-        raise TypeError(f"keys is a list of keys, or an array of them, not {keys!r}")
+        raise TypeError(f"keys is a list of keys, not {keys!r}")
     rows = [key_values(schema, key) for key in keys]
     return [
         column_array(name, schema.columns[name].type, [row[i] for row in rows])
