@@ -91,7 +91,7 @@ status_t kafka_records_size(const uint8_t *bytes, size_t len, uint32_t count, in
     for (uint32_t i = 0; i < count; i++) {
         take_record(&cursor, &record);
         if (cursor.bad || record.number != i) return STATUS_CORRUPT;
-        if (!to_micros(base_millis, record.millis, &micros)) return STATUS_CORRUPT;
+        if (!to_micros(base_millis, record.millis, &micros)) return STATUS_LIMIT;
         const status_t status = size_headers(&record, &sizes.header_bytes);
         if (status != STATUS_OK) return status;
         sizes.value_bytes += record.value_len;

@@ -43,6 +43,8 @@ def test_options(store: txnkv.Client, wire: Wire) -> None:
         {"cleanup_policy": "compact", "txnkv_buffer": "sidecar"},
         {"delete_retention_ms": "-1"},
         {"segment_bytes": "much"},
+        {"segment_bytes": "0"},
+        {"segment_ms": "-1"},
     ):
         assert create(wire, "v", **wrong) == Code.INVALID_CONFIG, wrong
     assert create(wire, "side", txnkv_buffer="sidecar") == 0

@@ -239,3 +239,28 @@ def test_a_producer_numbers_from_0_on(
     batch = batch_of(b"v", producer=(7, epoch), first=first)
     assert wire.produce("t", batch)["error_code"] == Code.INVALID_RECORD
     assert topic.end_offsets() == {0: 0}
+
+
+@pytest.mark.parametrize("large", ["name", "count", "time"])
+def test_a_message_above_a_limit_holds_up_no_other(
+    store: txnkv.Client, server: KafkaServer, large: str
+) -> None:
+    """Answered as damage, it was sent again and again; of an idempotent producer it was "there"."""
+    kafka = pytest.importorskip("confluent_kafka", exc_type=ImportError)
+    topic = store.create_topic("t")
+    told: list[tuple[bytes, int | None]] = []
+    producer = kafka.Producer(
+        {"bootstrap.servers": f"127.0.0.1:{server.port}", "enable.idempotence": True}
+    )
+
+    def note(error: Any, message: Any) -> None:
+        told.append((message.value(), None if error is None else error.code()))
+
+    headers = {"name": [("n" * 70_000, b"")], "count": [("n", b"")] * 70_000}.get(large)
+    time = {"timestamp": (1 << 63) // 1000 + 1} if large == "time" else {}
+    producer.produce("t", b"bad", headers=headers, on_delivery=note, **time)
+    producer.flush(30)
+    producer.produce("t", b"good", on_delivery=note)
+    producer.flush(30)
+    assert told == [(b"bad", Code.INVALID_RECORD), (b"good", None)]
+    assert [message.value for message in topic.consumer().poll(timeout=0)] == [b"good"]

@@ -107,6 +107,7 @@ from txnkv.core.native import (
     HistogramBase,
     Holding,
     IdSet,
+    LimitError,
     PinSet,
     PublishedRows,
     RowCheck,

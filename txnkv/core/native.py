@@ -103,6 +103,7 @@ __all__ = [
     "CoreError",
     "Handlers",
     "HistogramBase",
+    "LimitError",
     "MemRowSetBase",
     "PublishedRows",
     "RowReader",
@@ -140,6 +141,10 @@ class CoreError(Exception):
     """
 
 
+class LimitError(CoreError):
+    """Data that passes a limit of the format, and is sound."""
+
+
 def check(status: int, what: str) -> None:
     """Raises what a status says; callers whose `what` takes time ask for the status first.
 
@@ -148,7 +153,7 @@ def check(status: int, what: str) -> None:
         what: the operation and its object, to begin the message with.
 
     Raises:
-        CoreError: the bytes are damaged, or the result passes a limit of the format.
+        CoreError: the bytes are damaged, or the result passes a limit of the format (LimitError).
         IndexError: a row number is outside of its array.
         MemoryError: there is no memory.
         ValueError: an Arrow array is shorter than it says, or its offsets fall.
@@ -158,7 +163,7 @@ def check(status: int, what: str) -> None:
     if status == lib.STATUS_CORRUPT:
         raise CoreError(f"{what}: the bytes are damaged. Check the store that they came from.")
     if status == lib.STATUS_LIMIT:
-        raise CoreError(f"{what}: more data than offsets can say. Take fewer rows at a time.")
+        raise LimitError(f"{what}: more data than offsets can say. Take fewer rows at a time.")
     if status == lib.STATUS_RANGE:
         raise IndexError(f"{what}: a row number is outside of the array. Check the row list.")
     if status == lib.STATUS_INPUT:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, crc32c, decode_records
+from txnkv.core import CoreError, LimitError, crc32c, decode_records
 from txnkv.kafka.answer_codes import Code, KafkaError
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -88,6 +88,12 @@ def read_batch(records: memoryview | None, most: int, take: Callable[[], None]) 
                 f"batches of more than {MOST_BYTES:,} bytes in a request: send smaller ones",
             )
         rows = decode_records(body, n, max(base_millis, 0))
+    except LimitError:  # not as damaged: clients send that again, with all that waits behind it
+        raise KafkaError(
+            Code.INVALID_RECORD,
+            "a message has more than 65,535 headers, a header's name of more than 65,535 bytes, or "
+            "a time whose microseconds are no 64-bit number",
+        ) from None
     except (CoreError, OSError, zlib.error, pa.ArrowException, EOFError) as error:
         raise KafkaError(Code.CORRUPT_MESSAGE, f"the records make no sense: {error}") from None
     if base_millis < 0:  # without times

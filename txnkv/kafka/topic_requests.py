@@ -252,6 +252,7 @@ _POLICIES: Final[dict[str, dict[str, Any]]] = {
 
 _KEPT: Final = ("retention_seconds", "retention_bytes")
 _LIMITS: Final = (*_KEPT, "tombstone_seconds")
+_SIZES: Final = ("segment_bytes", "segment_seconds")
 
 _SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
 
@@ -289,6 +290,8 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
             elif fixed.get(name) != value:
                 raise KeyError(name)
             if any((found.get(each) or 0) < 0 for each in _LIMITS):
+                raise ValueError(name)
+            if any(found.get(each, 1) <= 0 for each in _SIZES):
                 raise ValueError(name)
         except (KeyError, ValueError):
             raise KafkaError(
