@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_299, "server": 1_443,
-    "topics": 12_364, "tables": 9_707, "storage": 4_518, "cli": 5_017, "coordinator": 3_203,
-    "transaction": 3_498, "core": 3_528, "spark": 2_290, "client": 4_224, "aio": 597,
+    "topics": 12_364, "tables": 9_707, "storage": 4_518, "cli": 5_051, "coordinator": 3_203,
+    "transaction": 3_498, "core": 3_534, "spark": 2_290, "client": 4_224, "aio": 597,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -186,6 +186,7 @@ coordinator, tables: indexes that go with rows that are given up, named.
 tables: changes of columns that are no mappings. client, storage: a backup beside one whose list
 is damaged.
 aio: ends beside waits. client, coordinator, tables: parts that others drop under long work.
+cli: values out of range; CSV of times that Arrow's texts have not.
 """
 
 

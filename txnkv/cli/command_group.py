@@ -115,7 +115,7 @@ def told() -> Iterator[None]:
 def _mendable() -> tuple[type[Exception], ...]:
     import pyarrow as pa  # only when something went wrong: it takes a while
 
-    return (TxnkvError, ValueError, pa.ArrowException)
+    return (TxnkvError, ValueError, OverflowError, RecursionError, pa.ArrowException)
 
 
 def _leave_stdout() -> None:
@@ -139,7 +139,7 @@ def given() -> Iterator[None]:
     """Turn what is wrong with a value of the command line into a wrong call of the command."""
     try:
         yield
-    except (ValueError, SchemaError) as error:
+    except (ValueError, OverflowError, RecursionError, SchemaError) as error:
         context = click.get_current_context(silent=True)
         raise click.UsageError(words(error), context) from error
 
@@ -153,6 +153,10 @@ def words(error: BaseException) -> str:
         return text + ("; `txnkv init` makes one" if _is_no_store(text) else "")
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, RecursionError):
+        return "what is given is nested too deeply"
+    if isinstance(error, OverflowError):  # Python's dates end where those of tables do not
+        return f"{error}; `txnkv scan --json` shows dates and times of any year"
     return " ".join(str(error).split()) or type(error).__name__
 
 

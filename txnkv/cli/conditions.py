@@ -262,7 +262,7 @@ def constant(name: str, text: str, kind: pa.DataType, option: str = "--where") -
     """
     try:
         return value_of(text, kind)
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         hint = ""
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             hint = " (give a time zone, as 2026-01-31T12:00Z)"

@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -176,6 +176,9 @@ def json_value(value: Any) -> Any:
         if value and all(isinstance(item, tuple) for item in value):  # a map has pairs
             return {str(json_value(name)): json_value(item) for name, item in value}
         return [json_value(item) for item in value]
+    if isinstance(value, datetime) and (before := value.utcoffset()) is not None:
+        # Before its standard time a zone has seconds, of which other readers know nothing.
+        return (value.astimezone(UTC) if before.seconds % 60 else value).isoformat()
     if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -403,7 +403,9 @@ class TypedLines:
 
 # -- values in JSON --------------------------------------------------------------------
 
-_UNFIT: Final = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
+_UNFIT: Final = (
+    ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError
+)  # fmt: skip
 
 
 def parse_json(text: str) -> Any:

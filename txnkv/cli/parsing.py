@@ -112,7 +112,10 @@ def _column(name: str, text: str, option: str) -> Column:
 def items(text: str) -> list[str]:
     """`eu,'a, b'` as the parts between commas, of which any may stand in quotes."""
     quote = "'" if "'" in text else '"'
-    return next(csv.reader([text], quotechar=quote, skipinitialspace=True), [])
+    try:
+        return next(csv.reader([text], quotechar=quote, skipinitialspace=True), [])
+    except csv.Error as error:
+        raise ValueError(f"{text!r} is no list with commas: {error}") from None
 
 
 def _default(name: str, text: str, kind: pa.DataType, option: str) -> Any:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -31,6 +32,7 @@ from txnkv.cli.console import (
 )
 from txnkv.cli.load import format_of
 from txnkv.core import JSON, UUID, uuid_texts
+from txnkv.core import compute as pc
 
 SHOWN: Final = 100
 FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
@@ -328,8 +330,38 @@ def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
 
 
 def _text_type(kind: pa.DataType) -> pa.DataType:
-    has_text = not pa.types.is_duration(kind) and kind not in (JSON, UUID)
-    return kind if has_text else pa.string()
+    if pa.types.is_duration(kind) or kind in (JSON, UUID) or _has_zone(kind):
+        return pa.string()
+    return kind
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC")
+
+
+_STANDARD: Final = datetime(1973, 1, 1, tzinfo=UTC)
+"""From when on all zones are whole minutes from UTC."""
+_LAST: Final = 971_000_000_000
+"""Seconds from 1970 to about the years of which Arrow makes texts, on either side."""
+
+
+def _with_texts(name: str, column: pa.Array) -> pa.Array:
+    """A column of dates or times of which Arrow makes texts that say what is there.
+
+    Raises:
+        ValueError: it makes none.
+    """
+    kind = column.type
+    seconds = column.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
+    low, high = pc.min_max(seconds.cast(pa.int64())).values()
+    if low.is_valid and not -_LAST < low.as_py() <= high.as_py() < _LAST:
+        raise ValueError(
+            f"column {name!r} has dates of which CSV is not made: write json, parquet or arrow"
+        )
+    if not _has_zone(kind):
+        return column
+    early = low.is_valid and low.as_py() < _STANDARD.timestamp()
+    return column.cast(pa.timestamp(kind.unit, "UTC") if early else kind).cast(pa.string())
 
 
 def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
@@ -342,6 +374,8 @@ def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
             columns[i] = column.storage
         elif pa.types.is_duration(column.type):
             columns[i] = pa.array(map(json_value, column.to_pylist()), pa.string())
+        elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            columns[i] = _with_texts(batch.schema.names[i], column)
     return pa.record_batch(columns, schema=texts)
 
 

@@ -319,7 +319,7 @@ def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Arr
     try:
         values = [None if text is None else parse(text) for text in column.to_pylist()]
         return pa.array(values, field.type)
-    except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException) as error:
         raise ValueError(
             f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
         ) from None

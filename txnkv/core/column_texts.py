@@ -216,11 +216,14 @@ def duration_of(text: str) -> timedelta:
     if found is None:
         raise ValueError(f"{text!r} is no duration, as P1DT2H3M4.5S, PT90S or -PT0.5S")
     sign, days, hours, minutes, seconds, rest = found.groups()
-    value = timedelta(
-        days=int(days or 0),
-        hours=int(hours or 0),
-        minutes=int(minutes or 0),
-        seconds=int(seconds or 0),
-        microseconds=int((rest or "").ljust(6, "0")),
-    )
+    try:
+        value = timedelta(
+            days=int(days or 0),
+            hours=int(hours or 0),
+            minutes=int(minutes or 0),
+            seconds=int(seconds or 0),
+            microseconds=int((rest or "").ljust(6, "0")),
+        )
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than durations are") from None
     return -value if sign else value

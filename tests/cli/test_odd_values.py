@@ -1,0 +1,104 @@
+"""Values at the ends of what there is: one line for an error, and files that load as they were."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+import txnkv
+from txnkv.cli import main
+
+SCHEMA = txnkv.Schema(
+    {
+        "id": "int64",
+        "d": "date32?",
+        "z": "timestamp[us, tz=UTC]?",
+        "du": "duration[us]?",
+        "j": "json?",
+    },
+    primary_key=["id"],
+)
+DEEP = "[" * 5000
+LISTS = "list<" * 5000 + "int8" + ">" * 5000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    with txnkv.connect(tmp_path / "store") as client:
+        client.create_table("t", SCHEMA)
+        client.create_topic("e")
+    return str(tmp_path / "store")
+
+
+def run(*args: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(main, args, input=given)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["insert", "{}", "t", "id=1", "d=0000-01-01"], 2, "'0000-01-01' is none"),
+        (["scan", "{}", "t", "-w", "z < 0001-01-01T00:00+01:00"], 2, "is none"),
+        (["count", "{}", "t", "-w", "du > P99999999999D"], 2, "is none"),
+        (["alter", "{}", "t", "--default", "d=0000-01-01"], 2, "is none"),
+        (["insert", "{}", "t", "id=1", f"j={DEEP}"], 2, "column 'j' is json"),
+        (["scan", "{}", "t", "-w", "(" * 5000 + "id = 1"], 2, "nested too deeply"),
+        (["index", "create", "{}", "t", "a\nb"], 2, "is no list with commas"),
+        (["create", "{}", "u", "--schema", f"l:{LISTS}", "--key", "l"], 2, "deeply"),
+    ],
+)
+def test_an_odd_value_is_an_error_of_few_words(
+    store: str, command: list[str], code: int, words: str
+) -> None:
+    found = run(*(each.format(store) if each == "{}" else each for each in command))
+    assert found.exit_code == code, found.output
+    assert words in found.output
+    assert "Traceback" not in found.output
+
+
+def test_odd_lines(store: str, tmp_path: Path) -> None:
+    lines = tmp_path / "x.json"
+    lines.write_text('{"id": 1, "du": "P99999999999D"}\n')
+    found = run("load", store, "t", str(lines))
+    assert (found.exit_code, "is longer than durations are" in found.output) == (1, True)
+    found = run("produce", store, "e", "--json", given=f'{{"value": {DEEP}}}\n')
+    assert (found.exit_code, "line 1 is no message" in found.output) == (1, True)
+
+
+def test_dates_that_python_has_not(store: str) -> None:
+    with txnkv.connect(store) as client:
+        days = pa.array([6585322, 0], pa.int32()).cast(pa.date32())
+        times = pa.array([1 << 60, 0]).cast(pa.timestamp("us", "UTC"))
+        with client.transaction() as txn:
+            txn.write("t", pa.table({"id": [1, 2], "d": days, "z": times}))
+    for command in (["scan"], ["get"]):
+        found = run(*command, store, "t", *(["1"] if command == ["get"] else []))
+        assert (found.exit_code, "scan --json" in found.output) == (1, True), found.output
+    found = run("scan", store, "t", "--json")
+    assert '"d": "20000-01-01", "z": "38504-08-17T21:30:06.846976Z"' in found.output
+    found = run("scan", store, "t", "--format", "csv")
+    assert found.exit_code == 1
+    assert "column 'z' has dates of which CSV is not made" in found.output
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_instants_before_zones_had_whole_minutes(store: str, tmp_path: Path, form: str) -> None:
+    """Their offsets have seconds, which a text of minutes loses."""
+    zone = "timestamp[us, tz=America/New_York]"
+    schema = txnkv.Schema({"id": "int64", "t": zone}, primary_key=["id"])
+    years = [1800, 1883, 1900, 1972, 2026]
+    with txnkv.connect(store) as client:
+        table = client.create_table("ny", schema)
+        for year in years:
+            table.insert((year, datetime(year, 7, 1, 12, tzinfo=UTC)))
+        rows = table.scan(ordered=True).to_arrow()
+    file = str(tmp_path / f"ny.{form}")
+    assert run("scan", store, "ny", "-o", file).exit_code == 0
+    made = run("load", store, "again", file, "--key", "id", "--schema", f"id:int64,t:{zone}")
+    assert made.exit_code == 0, made.output
+    with txnkv.connect(store) as client:
+        assert client.table("again").scan(ordered=True).to_arrow() == rows
