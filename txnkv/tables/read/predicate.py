@@ -170,14 +170,16 @@ class Filter:
         predicates: ANDed.
         expression: an Arrow expression, applied after them.
         columns: what it needs to see.
-        first: values of the first columns of the key, where they are all that it asks for, and
-            known at sight.
+        first: values of the first columns of the key, known at sight, where it asks for no more of
+            the key.
+        whole: nor for anything else.
     """
 
     predicates: tuple[Predicate, ...] = ()
     expression: pc.Expression | None = None
     columns: tuple[str, ...] = ()
     first: tuple[Any, ...] = ()
+    whole: bool = False
 
     def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
         """The range of encoded keys outside of which nothing satisfies it."""
@@ -203,7 +205,7 @@ class Filter:
 
     def is_key_range(self, schema: Schema) -> bool:
         """True when all rows in the key range satisfy it, so that no row need be looked at."""
-        if self.first:
+        if self.whole:
             return True
         if self.expression is not None:
             return False
@@ -286,22 +288,25 @@ def parse(where: Where, schema: Schema) -> Filter:
         else:
             predicates.append(_predicate(entry, schema))
     first = () if expression is not None else _first(predicates, schema.primary_key)
-    if first:
-        return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first)
+    if first and len(first) == len(predicates):
+        return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first, True)
     columns = schema.columns if expression is not None else (p.column for p in predicates)
-    return Filter(tuple(predicates), expression, tuple(dict.fromkeys(columns)))
+    return Filter(tuple(predicates), expression, tuple(dict.fromkeys(columns)), first)
 
 
 def _first(predicates: Sequence[Predicate], key: Sequence[str]) -> tuple[Any, ...]:
-    """The values that predicates want of the first columns of a key, one each; () where they want
-    more, or of a type whose values are not compared as bytes.
+    """The values that the first predicates want of the first columns of a key, one each; () where
+    others want more of it, or one is of a type whose values are not compared as bytes.
     """
-    if len(predicates) > len(key):
-        return ()
+    found = []
     for p, name in zip(predicates, key, strict=False):
         if p.column != name or p.op != "=" or p.given.__class__ is not tuple:
+            break
+        found.append(p.given[0])
+    for p in predicates[len(found) :]:
+        if p.column in key:
             return ()
-    return tuple([p.given[0] for p in predicates])
+    return tuple(found)
 
 
 def _require_fitting(where: pc.Expression, schema: Schema) -> None:
