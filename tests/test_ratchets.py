@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_299, "server": 1_443,
-    "topics": 12_364, "tables": 9_711, "storage": 4_518, "cli": 5_051, "coordinator": 3_203,
-    "transaction": 3_498, "core": 3_534, "spark": 2_290, "client": 4_224, "aio": 597,
+    "remote": 2_300, "server": 1_448,
+    "topics": 12_372, "tables": 9_711, "storage": 4_518, "cli": 5_051, "coordinator": 3_203,
+    "transaction": 3_506, "core": 3_534, "spark": 2_290, "client": 4_234, "aio": 600,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import SupportsFloat
 
 
 class TxnkvError(Exception):
@@ -251,9 +250,9 @@ def require_number(name: str, given: object, unit: str = "seconds", *, whole: bo
         raise TypeError(f"{name} is a number of {unit}, not the {type(given).__name__} {given!r}")
 
 
-def require_count(name: str, given: SupportsFloat, unit: str = "messages") -> None:
+def require_count(name: str, given: float, unit: str = "messages") -> None:
     """Refuse an argument with TypeError that is no number, with ValueError that is not above 0."""
     if given.__class__ is not int:
-        require_number(name, given, unit)
-    if not float(given) > 0:
+        require_number(name, given, unit, whole=unit == "messages")
+    if not given > 0:
         raise ValueError(f"{name} is a number of {unit} above 0, not {given!r}")

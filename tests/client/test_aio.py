@@ -218,13 +218,18 @@ def test_a_block_cancelled_while_it_commits_is_left_when_that_is_over(store_path
     run(store_path, work)
 
 
-def test_who_has_a_lock_ends_beside_many_that_wait_for_it(store_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("locking", "flushes"), [("partition", True), ("partition", False), ("optimistic", False)]
+)
+def test_who_has_a_lock_ends_beside_many_that_wait_for_it(
+    store_path: Path, locking: Any, flushes: bool
+) -> None:
     """They had all threads, so that it could not give the lock up."""
 
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
-        many = 40
+        many = 80
         older = [
-            await client.new_transaction(locking="partition", lock_timeout=3600, timeout=None)
+            await client.new_transaction(locking=locking, lock_timeout=3600, timeout=None)
             for _ in range(many)
         ]
         young = await client.new_transaction(locking="partition", timeout=None)
@@ -235,7 +240,8 @@ def test_who_has_a_lock_ends_beside_many_that_wait_for_it(store_path: Path) -> N
             txn = older[number]
             await txn.upsert(table, (number + 1, "older"))
             try:
-                await txn.flush()
+                if flushes:
+                    await txn.flush()
                 await txn.commit()
             except txnkv.TransactionLockedError:  # another one, older yet, was first
                 return False

@@ -372,6 +372,22 @@ def test_partitions_that_are_added_are_read_from_their_beginning(
     one.close()
 
 
+def test_a_group_with_some_positions_has_its_reset_for_the_others(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    """Those of Kafka's clients commit only what they consumed of; that says nothing of the rest."""
+    with client.consumer(topic, group="late", reset="latest") as first:
+        assert given(first) == {}
+    offsets = client.table("kafka_offsets")
+    for number in (1, 3):
+        offsets.delete(("late", "t", number))
+    for number in (0, 2):
+        offsets.update({"group": "late", "topic": "t", "partition": number, "metadata": ""})
+    with client.consumer(topic, group="late", reset="latest") as again:
+        assert given(again) == {}
+        assert again.committed() == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
 def test_a_member_that_is_dropped_is_out_at_once(connect: Connect, topic: Any, until: Any) -> None:
     client = connect(keepalive_time=3600.0)
     one = client.consumer("t", group="g")

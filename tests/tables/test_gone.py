@@ -15,6 +15,7 @@ from tests import internals
 from tools.children import Children
 from txnkv.client import admin
 from txnkv.tables.maintenance import flush
+from txnkv.topics import overview
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
 
@@ -222,3 +223,22 @@ def test_statistics_beside_who_drops_a_table(
     about = admin._table_stats
     monkeypatch.setattr(admin, "_table_stats", lambda *args: [forget(), about(*args)][1])
     assert client.stats()["tables"].keys() == {"c"}
+
+
+def test_statistics_beside_who_drops_a_topic(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, forget = beside
+    for name in ("gone", "here"):
+        client.create_topic(name)
+    about = overview._topic_stats
+
+    def late(engine: Any, topic: Any) -> Any:
+        if topic.name == "gone":
+            forget()
+            client.drop_topic("gone")
+            raise FileNotFoundError("its log")
+        return about(engine, topic)
+
+    monkeypatch.setattr(overview, "_topic_stats", late)
+    assert client.stats()["topics"].keys() == {"here"}

@@ -137,6 +137,11 @@ class AsyncTransaction(AsyncRows[Transaction]):
     a cancellation among them.
     """
 
+    def __init__(self, blocking: Transaction, calls: Calls) -> None:
+        context = getattr(blocking, "context", None)  # None: of another host
+        waits = context is not None and context.row.locking == "partition"
+        super().__init__(blocking, calls.patient if waits else calls)
+
     id: Same[TxnId] = Same()
     snapshot: Same[Timestamp] = Same()
     start_commit = twin(Transaction.start_commit)
@@ -156,7 +161,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
 
     async def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it."""
-        return await self._turn.submitted(self.blocking.commit_async, ends=True)
+        return await self._turn.submitted(self.blocking.commit_async)
 
     async def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES

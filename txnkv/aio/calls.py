@@ -50,7 +50,7 @@ Awaited: TypeAlias = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 """Its twin."""
 
 _THREADS: Final = min(32, (os.cpu_count() or 1) + 12)
-_ENDING: Final = 64
+_PATIENT: Final = 512
 _END: Final = object()
 
 
@@ -126,16 +126,16 @@ class Calls:
     Args:
         threads: how many.
         may_wait: calls may wait while others have the right of way.
-        ends: those of calls that end something, for which others may wait on all of these.
+        patient: those of calls that wait for locks, so many that who has one finds a thread.
     """
 
     def __init__(
-        self, threads: int = _THREADS, *, may_wait: bool = False, ends: Calls | None = None
+        self, threads: int = _THREADS, *, may_wait: bool = False, patient: Calls | None = None
     ) -> None:
         begin = None if may_wait else has_others_to_do
         self._pool = ThreadPoolExecutor(threads, initializer=begin, thread_name_prefix="txnkv-aio")
         self._closed = False
-        self.ends = ends or self
+        self.patient = patient or self
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread. Cancelled before it begins, it is not called.
@@ -147,7 +147,7 @@ class Calls:
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread, and return when it has ended, even when this task is cancelled."""
-        return await _to_the_end(asyncio.wrap_future(self.ends._submit(fn, *args)))
+        return await _to_the_end(asyncio.wrap_future(self._submit(fn, *args)))
 
     def _submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         if self._closed:
@@ -164,14 +164,14 @@ class Calls:
 
     def close(self) -> None:
         """Let the threads end when they have done what they were given."""
-        for each in (self, self.ends):
+        for each in (self, self.patient):
             each._closed = True
             each._pool.shutdown(wait=False)
 
 
 def calls_of_a_client() -> Calls:
-    """The threads on which a client's calls are done, and those on which transactions end."""
-    return Calls(ends=Calls(_ENDING))
+    """The threads of a client's calls, and of those of its transactions with partition locks."""
+    return Calls(patient=Calls(_PATIENT))
 
 
 async def _to_the_end(future: Awaitable[T]) -> T:
@@ -217,10 +217,9 @@ class InTurn:
         finally:
             self._lock.release()
 
-    async def submitted(self, fn: Callable[[], Future[T]], *, ends: bool = False) -> T:
+    async def submitted(self, fn: Callable[[], Future[T]]) -> T:
         """Call what gives a future, and wait for that. Cancelled, the future goes on."""
-        calls = self._calls.ends if ends else self._calls
-        return await asyncio.wrap_future(await calls(self._alone, fn, (), {}))
+        return await asyncio.wrap_future(await self(fn))
 
     def _alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         with self._lock:

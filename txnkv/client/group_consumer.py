@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +50,8 @@ _log = logging.getLogger("txnkv")
 Reset: TypeAlias = Literal["earliest", "latest", "none"]
 
 RESETS: Final = get_args(Reset)
+_LATEST: Final = re.compile("latest of ([0-9]+)")
+"""The metadata of a group's first positions, where it began at the latest of so many partitions."""
 _SETTLED, _UNSETTLED = 1_000_000, 50_000
 """Microseconds between two looks at the rows."""
 
@@ -366,9 +369,9 @@ class GroupConsumer(Closing):
         rows = {row["partition"]: row for row in txn.scan(self._offsets, where=self._where)}
         wanted = share(live, self._topic.partitions)[me]
         late = now - self._client.keepalive_time * 1e6
-        begun = {number for number, row in rows.items() if row["offset"] >= 0}
-        # A group that begins at the latest does so everywhere: what has no position later is a
-        # partition that was added, of which nothing is to be missed.
+        begun = [row for row in rows.values() if row["offset"] >= 0]
+        # A group that begins at the latest does so everywhere, and notes how many partitions there
+        # were: of what is added later nothing is to be missed.
         first = range(0 if begun or self._reset != "latest" else self._topic.partitions)
         own = {}
         for number in sorted({*rows, *wanted, *first}):
@@ -386,17 +389,24 @@ class GroupConsumer(Closing):
         return own, wanted
 
     def _claim(
-        self, txn: Transaction, number: int, row: Mapping[str, Any], begun: set[int], me: int | None
+        self,
+        txn: Transaction,
+        number: int,
+        row: Mapping[str, Any],
+        begun: Sequence[Mapping[str, Any]],
+        me: int | None,
     ) -> int:
         if row.get("offset", -1) < 0:
-            added = number > 0 and begun.issuperset(range(number))
-            begun |= {number} if added else set()
-            reset: Reset = "earliest" if added and self._reset == "latest" else self._reset
+            latest = self._reset == "latest"
+            noted = (_LATEST.fullmatch(each["metadata"] or "") for each in begun)
+            added = latest and any(found is not None and number >= int(found[1]) for found in noted)
+            offset = self._begin_of(number, "earliest" if added else self._reset)
             key = {"group": self.group, "topic": self._topic.name, "partition": number}
-            row = key | {"offset": self._begin_of(number, reset), "committed": datetime.now(UTC)}
+            row = key | {"offset": offset, "committed": datetime.now(UTC)}
+            if latest and not begun:
+                row["metadata"] = f"latest of {self._topic.partitions}"
         txn.upsert(self._offsets, {**row, "member": me})
-        offset: int = row["offset"]
-        return offset
+        return int(row["offset"])
 
     def _take(self, own: dict[int, int], wanted: range, now: int) -> None:
         """Read what is this member's, each partition from where it was.

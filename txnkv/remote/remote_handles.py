@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -412,8 +413,7 @@ class RemoteConsumer(_Polling, Consumer):
     def __init__(self, topic: RemoteTopic, options: dict[str, Any]) -> None:
         self._connection = topic._connection
         self._topic_handle, self._options, self._start = topic, options, options.pop("start")
-        self._info = topic.info
-        self._closed = False
+        self._info, self._closed = topic.info, False
         self._at: dict[int, list[int]] = {}  # by partition; its position comes first
         self._make()
         self._was = self._at  # before the last poll
@@ -428,17 +428,19 @@ class RemoteConsumer(_Polling, Consumer):
         return True
 
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
-        return self._messages(self._polled("poll", max_messages, timeout))
+        found: list[Message] = self._polled("poll", max_messages, timeout, self._messages)
+        return found
 
-    def _polled(self, name: str, most: int, timeout: float | None) -> Any:
+    def _polled(self, name: str, most: int, timeout: float | None, read: Any) -> Any:
         self._require_open()
         try:
             found = self._wait_for(name, most, timeout)
+            rows = read(found)
         except (UnavailableError, CommitOutcomeUnknownError, KeyboardInterrupt):
             self._go_back(self._at)  # the server may have given what did not come here
             raise
         self._was, self._at = self._at, found["at"]
-        return found
+        return rows
 
     def _go_back(self, at: dict[int, list[int]]) -> None:
         """Be made anew there, at the next call: the server may be out of reach."""
@@ -456,7 +458,10 @@ class RemoteConsumer(_Polling, Consumer):
     def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
-        return self._polled("poll_batch", max_messages, timeout)["rows"]
+        found: pa.RecordBatch = self._polled(
+            "poll_batch", max_messages, timeout, itemgetter("rows")
+        )
+        return found
 
     @property
     def partitions(self) -> list[int]:
@@ -569,27 +574,22 @@ class _RemoteSender(RemoteHandle):
     def __init__(
         self, connection: Any, topic: TopicInfo, name: str | None, patience: float
     ) -> None:
-        self._connection = connection
+        self._connection, self._name, self.patience = connection, name, patience
         self._topic = RemoteTopic(connection, {"info": topic})
-        self._name = name
-        self.patience = patience
         self._producer: list[int] | None = None  # id and epoch
-        self._make()
+        self._make_again()
 
-    def _make(self) -> None:
+    def _make_again(self) -> bool:
         told = self._made(self._topic, "sender", self._name, self.patience, self._producer)
         self.sent: int = told["sent"]
         self.partitions: int = told["partitions"]
         self._producer = told["producer"]
+        return True
 
     def look(self) -> int:
         """Ask for the number of partitions."""
         self.partitions = self._topic.partitions
         return self.partitions
-
-    def _make_again(self) -> bool:
-        self._make()
-        return True
 
     def deliver(self, shares: Sequence[tuple[int, pa.RecordBatch]]) -> list[Delivered]:
         told = self._call("deliver", [list(share) for share in shares])

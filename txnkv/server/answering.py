@@ -483,8 +483,11 @@ def _consumer(
     """One that begins, or goes on where one was that is gone."""
     if not at:
         return topic.consumer(start=start, **options)
-    if not all(type(n) is int and -1 <= n < _MOST_OFFSET for each in at.values() for n in each):
-        raise ValueError("a consumer's place makes no sense")
+    for each in at.values() if isinstance(at, dict) else (at,):  # as `Consumer._place` has it
+        if not isinstance(each, list) or len(each) not in (1, 5):
+            raise ValueError("a consumer's place makes no sense")
+        if not all(type(n) is int and -1 <= n < _MOST_OFFSET for n in each):
+            raise ValueError("a consumer's place makes no sense")
     found = topic.consumer(start={number: each[0] for number, each in at.items()}, **options)
     for number, (_, *rest) in at.items():
         if rest:
@@ -503,8 +506,10 @@ def _subscribe_again(guest: Guest, topic: Topic, id: int, told: dict[str, Any]) 
     """One that was there. No options: others may have set them, or have more rights."""
     guest.client.require_writable()
     info = guest.client.instance.topics.current(topic.info)
-    where = told["start"], told["partitions"], told["max_bytes"]
-    return subscribe(guest.client, info, id, told["name"], told["type"], *where)
+    names = "name", "type", "start", "partitions", "max_bytes"
+    if not (isinstance(told, dict) and told.keys() == {*names}):
+        raise ValueError("a call makes no sense")
+    return subscribe(guest.client, info, id, *[told[name] for name in names])
 
 
 def _sender(

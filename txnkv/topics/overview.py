@@ -213,11 +213,17 @@ def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
 
 def topic_stats(engine: TopicEngine) -> dict[str, Any]:
     """Numbers about each topic, by name; sizes in bytes."""
-    return {name: _topic_stats(engine, name) for name in engine.names()}
+    about = {}
+    for topic in filter(None, map(engine.find, engine.names())):
+        try:
+            about[topic.name] = _topic_stats(engine, topic)
+        except Exception:  # another process dropped it: its files went, too
+            if engine.is_live(topic):
+                raise
+    return about
 
 
-def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
-    topic = engine.get(name)
+def _topic_stats(engine: TopicEngine, topic: TopicInfo) -> dict[str, Any]:
     found = [look_at_partition(engine, partition) for partition in engine.partitions(topic)]
     damaged = damaged_in(found)
     return {

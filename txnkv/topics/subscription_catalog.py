@@ -177,6 +177,8 @@ def check(info: SubscriptionInfo) -> None:
         )
     if info.max_deliveries is not None and info.max_deliveries < 1:
         raise ValueError(f"max_deliveries is None or at least 1, not {info.max_deliveries!r}")
+    if not isinstance(info.dead_letter, str | None):
+        raise TypeError(f"dead_letter is the name of a topic, not {info.dead_letter!r}")
     if info.dead_letter is not None and info.max_deliveries is None:
         raise ValueError("dead_letter goes with max_deliveries, the number of deliveries before it")
     if info.order not in ("offset", "commit"):

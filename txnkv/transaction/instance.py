@@ -52,6 +52,7 @@ class Instance:
         self.expires = False
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
+        self._waiting: ThreadPoolExecutor | None = None
         self.contexts: dict[int, _Known] = {}
         self._gone: deque[_Known] = deque()
         if not read_only:
@@ -66,6 +67,14 @@ class Instance:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(4, thread_name_prefix="txnkv-background")
             return self._pool
+
+    @property
+    def waiting(self) -> ThreadPoolExecutor:
+        """Threads for commits that wait for a lock; who has it may need one of the others."""
+        with _lock:
+            if self._waiting is None:
+                self._waiting = ThreadPoolExecutor(256, thread_name_prefix="txnkv-waiting")
+            return self._waiting
 
     def know(self, txn_id: int, context: object) -> None:
         """Have a transaction of this process found by its id, as long as it is referred to."""
@@ -102,8 +111,9 @@ class Instance:
         return number.local
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        for pool in (self._waiting, self._pool):
+            if pool is not None:
+                pool.shutdown(wait=True)
         try:
             if not self.read_only:
                 with not_waiting():
@@ -120,7 +130,7 @@ class Instance:
             self.store.close()
 
     def after_fork_in_child(self) -> None:
-        self._pool = None
+        self._pool = self._waiting = None
         for known in self.contexts.values():
             if (context := known()) is not None:
                 context.local.withdraw()

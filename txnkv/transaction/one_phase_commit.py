@@ -201,7 +201,7 @@ def _submitted(
     elif isinstance(error, LockedByYoungerError):
         attempt.queued = False
         try:
-            context.instance.pool.submit(_go_on, context, attempt, commit, error)
+            context.instance.waiting.submit(_go_on, context, attempt, commit, error)
         except RuntimeError:  # its threads are gone
             _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
     else:

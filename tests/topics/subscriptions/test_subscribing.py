@@ -99,6 +99,13 @@ def test_an_option_that_there_is_not_is_refused(topic: txnkv.Topic) -> None:
         topic.subscribe("s", id=7)  # type: ignore[call-arg]
 
 
+def test_a_dead_letter_topic_is_a_name(topic: txnkv.Topic) -> None:
+    wrong: Any = topic
+    with pytest.raises(TypeError, match="dead_letter is the name of a topic, not <Topic"):
+        topic.subscribe("s", max_deliveries=1, dead_letter=wrong)
+    assert topic.subscriptions() == []
+
+
 def test_a_start_beyond_the_end_is_refused(client: txnkv.Client, topic: txnkv.Topic) -> None:
     send(client, 0, 1)
     for start in ({0: 3}, {0: -1}):
