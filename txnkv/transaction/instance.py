@@ -51,8 +51,7 @@ class Instance:
         self.clients = 0
         self.expires = False
         self._pid = os.getpid()
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: ThreadPoolExecutor | None = None
+        self._pools: dict[str, ThreadPoolExecutor] = {}
         self.contexts: dict[int, _Known] = {}
         self._gone: deque[_Known] = deque()
         if not read_only:
@@ -63,18 +62,18 @@ class Instance:
     @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads for commits and flushes in the background."""
-        with _lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(4, thread_name_prefix="txnkv-background")
-            return self._pool
+        return self._threads("background", 4)
 
     @property
     def waiting(self) -> ThreadPoolExecutor:
         """Threads for commits that wait for a lock; who has it may need one of the others."""
+        return self._threads("waiting", 256)
+
+    def _threads(self, name: str, most: int) -> ThreadPoolExecutor:
         with _lock:
-            if self._waiting is None:
-                self._waiting = ThreadPoolExecutor(256, thread_name_prefix="txnkv-waiting")
-            return self._waiting
+            if name not in self._pools:
+                self._pools[name] = ThreadPoolExecutor(most, thread_name_prefix=f"txnkv-{name}")
+            return self._pools[name]
 
     def know(self, txn_id: int, context: object) -> None:
         """Have a transaction of this process found by its id, as long as it is referred to."""
@@ -111,9 +110,8 @@ class Instance:
         return number.local
 
     def close(self) -> None:
-        for pool in (self._waiting, self._pool):
-            if pool is not None:
-                pool.shutdown(wait=True)
+        for pool in list(self._pools.values()):
+            pool.shutdown(wait=True)
         try:
             if not self.read_only:
                 with not_waiting():
@@ -130,7 +128,7 @@ class Instance:
             self.store.close()
 
     def after_fork_in_child(self) -> None:
-        self._pool = self._waiting = None
+        self._pools = {}
         for known in self.contexts.values():
             if (context := known()) is not None:
                 context.local.withdraw()

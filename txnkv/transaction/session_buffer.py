@@ -266,11 +266,14 @@ class SessionRows:
             topic: to which.
             said: the other arguments of `Session.send`, which it raises as.
         """
+        if self.in_session or self.lone is not None or not context.may_be_small:
+            return False
+        context.require_open("send")
+        lone = Lone.checked(connection.topic_info(topic), said)  # which may read the catalog
         with context.lock:
             if self.in_session or self.lone is not None or not context.may_be_small:
                 return False
-            context.require_open("send")
-            self.lone = Lone.checked(connection.topic_info(topic), said)
+            self.lone = lone
             return True
 
     def give(self, context: TxnContext) -> bool:
