@@ -6,16 +6,16 @@ released while the core works, and all functions may be called from any thread; 
 belongs to one thread at a time unless it is only read.
 
     native                         the core as cffi sees it, and txnkv._native; memory, checksums
-    rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
+    rows, keys, codec              row numbers; encoded keys: made, sorted, searched, merged
     value_codecs                   keys and numbers of single values
-    block, delta, filters          row sets on the disk
+    block, filters                 row sets on the disk
     layers                         keys and short ranges in what is published of a tablet
-    row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
-    log_batch, log_messages, value_layout    the log of a topic, typed values
-    last_keys                      the last message of each key
+    row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory,
+                                   and the deleted rows of blocks
+    log_batch, log_messages, value_layout    the log of a topic, the last message of each key,
+                                   typed values
     kafka_records                  its messages as Kafka's clients have them
-    column_types, column_texts     types of columns; values that come as text
-    json_lines                     rows as lines of JSON
+    column_types, column_texts     types of columns; values as text, rows as lines of JSON
     compute                        Arrow's kernels, loaded when first used
 """
 
@@ -34,11 +34,16 @@ from txnkv.core.codec import KeyCodec, key_codec, successor
 from txnkv.core.column_texts import (
     JSON,
     UUID,
+    JsonField,
+    JsonKind,
     JsonLineError,
     duration_of,
     duration_text,
+    json_kind,
     json_members,
     json_of,
+    json_rows,
+    json_texts,
     require_json,
     uuid_of,
     uuid_texts,
@@ -57,12 +62,20 @@ from txnkv.core.column_types import (
     storage_type,
     type_name,
 )
-from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
 from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
-from txnkv.core.json_lines import JsonField, JsonKind, json_kind, json_rows, json_texts
 from txnkv.core.kafka_records import decode_records, encode_records
-from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
-from txnkv.core.last_keys import LastKeys
+from txnkv.core.keys import (
+    Keys,
+    Merger,
+    find,
+    hash_partition,
+    lower_bound,
+    mark_common,
+    mark_duplicates,
+    range_partition,
+    scatter,
+    sort_keys,
+)
 from txnkv.core.layers import FEW, LayerBlock, LayerRowSet, Layers, LayerStep, Load, RowSlices
 from txnkv.core.log_batch import (
     HEADER_BYTES,
@@ -91,6 +104,7 @@ from txnkv.core.log_batch import (
 )
 from txnkv.core.log_messages import (
     MESSAGES,
+    LastKeys,
     decode,
     decode_headers,
     encode_batch,
@@ -100,7 +114,15 @@ from txnkv.core.log_messages import (
     join_headers,
     split_headers,
 )
-from txnkv.core.mem_row_set import Entries, MemRowSet
+from txnkv.core.mem_row_set import (
+    STAMP_NEVER,
+    STAMP_UNDECIDED,
+    Delta,
+    Entries,
+    MemRowSet,
+    version_order,
+    visible,
+)
 from txnkv.core.native import (
     CoreError,
     Handlers,
@@ -133,12 +155,4 @@ from txnkv.core.native import (
 )
 from txnkv.core.row_layout import RowBytes, RowLayout, row_table
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, gathered, joined, slices_of
-from txnkv.core.sorted_keys import (
-    Merger,
-    find,
-    lower_bound,
-    mark_common,
-    mark_duplicates,
-    sort_keys,
-)
 from txnkv.core.value_layout import VALUE_HEAD, DamagedValueError, ValueLayout

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from txnkv.core.block import decode_block
-from txnkv.core.delta import Delta
 from txnkv.core.keys import Keys
-from txnkv.core.mem_row_set import MemRowSet
+from txnkv.core.mem_row_set import Delta, MemRowSet
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.row_layout import SLICE_BYTES, RowLayout, is_opaque
 from txnkv.core.rows import Bitmap, Rows, rows_pointer
