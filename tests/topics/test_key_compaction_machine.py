@@ -25,7 +25,7 @@ from tests import internals
 from tools.topic_writing import Writer
 from txnkv import core
 from txnkv.topics import key_compaction
-from txnkv.topics.messages.chunking import cut
+from txnkv.topics.messages.message import cut_messages
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write.append import AppendAttempt, append
 
@@ -111,7 +111,7 @@ class CompactionMachine(RuleBasedStateMachine):
             core.encode_batch(
                 part, timestamp=key_compaction.now_micros(), txn_id=row.txn_id, chunk=chunk
             )
-            for part, chunk in cut(messages, LARGE)
+            for part, chunk in cut_messages(messages, LARGE)
         ]
         append(self.writer.engine, row, self.writer.partitions[0], batches, AppendAttempt())
 

@@ -10,7 +10,7 @@ write                  batches into logs; producers; what attempts of jobs send
 read                   batches out: in order of offsets, commits or transactions, and pinned ranges
 messages               what a batch is made of and becomes
 acks, delivery         subscriptions: what is kept of them, and how they work
-retention, truncation  a log's beginning given up, or its end
+retention              a log's beginning given up, or its end
 follower               a copy of a log in another store
 partition_backup       a log into a backup or a dump, and back
 overview, waiting      topics as people see them, with checks; waiting for what comes
@@ -115,6 +115,7 @@ from txnkv.topics.read import (
     torn_before,
     weight,
 )
+from txnkv.topics.retention import delete_after, delete_below
 from txnkv.topics.subscription_catalog import (
     EXCLUSIVE,
     KEY_SHARED,
@@ -135,7 +136,6 @@ from txnkv.topics.topic_catalog import (
 )
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition
-from txnkv.topics.truncation import delete_after, delete_below
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.write import (
     PATIENCE,

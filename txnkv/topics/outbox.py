@@ -30,7 +30,7 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.log import gathered
-from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
+from txnkv.topics.messages import MessageId, Single, as_arrow, cut_messages, fit_batch, now_micros
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
@@ -320,8 +320,8 @@ def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bo
             )
             continue
         lot = as_arrow(some)
-        few = chunking.fit(size, lot.num_rows, most)
-        for messages, chunk in ((lot, None),) if few else chunking.cut(lot, most):
+        few = fit_batch(size, lot.num_rows, most)
+        for messages, chunk in ((lot, None),) if few else cut_messages(lot, most):
             batch = core.encode_batch(
                 messages,
                 timestamp=timestamp,

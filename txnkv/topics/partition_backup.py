@@ -68,7 +68,7 @@ from txnkv.topics.log import (
     gathered,
     position_of,
 )
-from txnkv.topics.messages import chunking
+from txnkv.topics.messages import cut_runs
 from txnkv.topics.read import READ_BYTES, bounds, pinned_range
 from txnkv.topics.sidecar import (
     OWN_DATABASE,
@@ -374,7 +374,7 @@ class _LogOfMessages:
         first = 0
         for last in (*holes, batch.num_rows - 1):
             yield from self._fill(offsets[first].as_py())
-            for part, _ in chunking.runs(given.slice(first, last + 1 - first), most):
+            for part, _ in cut_runs(given.slice(first, last + 1 - first), most):
                 yield self._placed(part)
             first = last + 1
 

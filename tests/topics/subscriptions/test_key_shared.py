@@ -15,7 +15,13 @@ import pytest
 import txnkv
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import cursor_rows, left_over
-from txnkv.topics.delivery import sharers
+from txnkv.topics.delivery.key_shared import (
+    TOP_HASH,
+    join_sharers,
+    leave_sharers,
+    load_sharers,
+    part_of,
+)
 from txnkv.topics.messages.message import Message, MessageId
 from txnkv.topics.subscription_catalog import Place
 
@@ -473,28 +479,27 @@ def test_parts_are_all_and_move_little(client: txnkv.Client, topic: txnkv.Topic)
     id = subscribe(topic).info.id
     places = [Place(900, 0, number) for number in range(20)]
     with internals.status(client).write() as cur:
-        for each in sharers.load(cur, id):
-            sharers.leave(cur, id, each.place)
+        for each in load_sharers(cur, id):
+            leave_sharers(cur, id, each.place)
         joined: list[Place] = []
         for step in [*range(20), 0, 7, 1, 19, 12, 0, 7, *range(20)]:
-            place, before = places[step], sharers.load(cur, id)
+            place, before = places[step], load_sharers(cur, id)
             if place in joined:
                 joined.remove(place)
-                sharers.leave(cur, id, place)
+                leave_sharers(cur, id, place)
             else:
                 joined.append(place)
-                sharers.join(cur, id, place)
-            found = sharers.load(cur, id)
-            parts = [sharers.part_of(found, each.place) for each in found]
+                join_sharers(cur, id, place)
+            found = load_sharers(cur, id)
+            parts = [part_of(found, each.place) for each in found]
             assert {each.place for each in found} == set(joined)
             assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
             if parts:
-                assert (parts[0].start, parts[-1].stop) == (0, sharers.TOP)
+                assert (parts[0].start, parts[-1].stop) == (0, TOP_HASH)
             changed = [
                 each.place
                 for each in before
-                if each.place != place
-                and sharers.part_of(before, each.place) != sharers.part_of(found, each.place)
+                if each.place != place and part_of(before, each.place) != part_of(found, each.place)
             ]
             assert len(changed) <= 1
-        assert sharers.part_of(found, Place(901, 0, 0)) == range(0)
+        assert part_of(found, Place(901, 0, 0)) == range(0)

@@ -3,8 +3,8 @@
 subscriptions       begin, seek, close, drop; sweeps; the part in the commit of stored transactions
 redelivery          the messages of an exclusive consumer, those that come back first; failover
 leases              those of a shared one, or where deliveries are counted: a row each
-key_shared          those of a key_shared one: of each key one consumer's, in order
-sharers             the consumers of a key_shared one, and who has which keys
+key_shared          those of a key_shared one: who has which keys, and of each key one consumer's,
+                    in order
 transaction_acks    the acks of one transaction, in memory or in rows, from the call to the end
 """
 

@@ -1,10 +1,18 @@
 """Messages for one of the consumers of a key_shared subscription: those of its part of the keys.
 
+    hashes of keys    0 ....... 1/4 ....... 1/2 ................... 1
+    sharers           | a        | c         | b                    |
+                      low        low         low
+
+Each consumer has the hashes from its `low` on, up to that of the next one; the first one also those
+below. Who joins gets half of the largest part, who leaves gives its part to its neighbour: all
+other keys stay where they are. The rows change in writes, as leases do, so that all agree on them.
+
     partition      k a b k c a k ...          each consumer reads all, from the cursor on,
     its part         a     . a                and lets messages of other keys pass
     waiting        [a, a]                     its own that are not leased to it yet
 
-A message is leased to the consumer whose part has its key (`sharers`), when nobody else has a
+A message is leased to the consumer whose part has its key, when nobody else has a
 message of that key, and none that came back waits before it. So one consumer at a time works on a
 key, in the order of offsets; when a part goes to another consumer, a key follows as soon as what
 the old one has of it is acknowledged, given back, or its lease ran out. A message that waits for
@@ -19,19 +27,118 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
 from txnkv.coordinator import one
-from txnkv.storage import clock
+from txnkv.storage import KEY_SHARING, Store, clock
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.delivery import sharers
 from txnkv.topics.delivery.leases import LeaseReader, new_lease
 from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER, Delivery, ReadMessage
 from txnkv.topics.messages import key_hash, now_micros
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.subscription_catalog import DELAYED
+from txnkv.topics.subscription_catalog import DELAYED, Place
+
+# -- who has which keys ----------------------------------------------------------------
+
+TOP_HASH: Final = 1 << 63
+"""Above every hash of a key."""
+
+_SCHEMA: Final = """
+ALTER TABLE leases ADD COLUMN key_hash INTEGER;  -- of key_shared ones
+CREATE INDEX leases_by_key ON leases (subscription_id, key_hash) WHERE key_hash IS NOT NULL;
+CREATE TABLE sharers (
+    subscription_id  INTEGER NOT NULL REFERENCES subscriptions ON DELETE CASCADE,
+    low              INTEGER NOT NULL,
+    slot             INTEGER NOT NULL,
+    start            INTEGER NOT NULL,
+    consumer         INTEGER NOT NULL,
+    epoch            INTEGER NOT NULL,          -- changes when all are to read again
+    PRIMARY KEY (subscription_id, low)
+) WITHOUT ROWID;
+"""
+
+
+class Sharer(NamedTuple):
+    """A consumer, and the first hash of its part."""
+
+    low: int
+    place: Place
+    epoch: int
+
+
+def provide_sharers(cur: apsw.Cursor, store: Store) -> None:
+    """Have the tables of key_shared subscriptions; they are made with the first one."""
+    there = cur.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sharers'").fetchone()
+    if there is None:
+        store.directory.add_feature(KEY_SHARING)
+        cur.execute(_SCHEMA)
+
+
+def load_sharers(cur: apsw.Cursor, subscription_id: int) -> list[Sharer]:
+    """The consumers of a subscription, by their parts."""
+    found: list[Any] = cur.execute(
+        "SELECT low, slot, start, consumer, epoch FROM sharers WHERE subscription_id = ? "
+        "ORDER BY low",
+        (subscription_id,),
+    ).fetchall()
+    return [Sharer(low, Place(*place), epoch) for low, *place, epoch in found]
+
+
+def part_of(sharers: list[Sharer], place: Place) -> range:
+    """The hashes that are a consumer's; none when it is no consumer."""
+    lows = [0, *(each.low for each in sharers[1:]), TOP_HASH]
+    for at, each in enumerate(sharers):
+        if each.place == place:
+            return range(lows[at], lows[at + 1])
+    return range(0)
+
+
+def join_sharers(cur: apsw.Cursor, subscription_id: int, place: Place) -> None:
+    """A consumer gets half of the largest part, or all."""
+    sharers, low = load_sharers(cur, subscription_id), 0
+    if sharers:
+        largest = max((part_of(sharers, each.place) for each in sharers), key=_size)
+        low = largest.start + _size(largest) // 2
+        cur.execute(
+            "UPDATE sharers SET low = 0 WHERE subscription_id = ? AND low = ?",
+            (subscription_id, sharers[0].low),
+        )
+    cur.execute(
+        "INSERT INTO sharers (subscription_id, low, slot, start, consumer, epoch) "
+        "VALUES (?, ?, ?, ?, ?, 0)",
+        (subscription_id, low, *place),
+    )
+    read_all_again(cur, subscription_id)
+
+
+def _size(part: range) -> int:
+    return part.stop - part.start  # `len` has no room for it
+
+
+def leave_sharers(cur: apsw.Cursor, subscription_id: int, place: Place) -> None:
+    """A consumer gives its part to its neighbour."""
+    cur.execute(
+        "DELETE FROM sharers WHERE subscription_id = ? AND slot = ? AND start = ? AND consumer = ?",
+        (subscription_id, *place),
+    )
+    read_all_again(cur, subscription_id)
+
+
+def remove_dead_sharers(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
+    """Have those leave whose process died."""
+    for each in load_sharers(cur, subscription_id):
+        if not store.runtime.slot_alive(each.place.slot, each.place.start):
+            leave_sharers(cur, subscription_id, each.place)
+
+
+def read_all_again(cur: apsw.Cursor, subscription_id: int) -> None:
+    """Have all consumers begin at the cursors anew."""
+    cur.execute(
+        "UPDATE sharers SET epoch = epoch + 1 WHERE subscription_id = ?", (subscription_id,)
+    )
+
 
 _IS_MINE = "{0}.slot IS NOT NULL AND {0}.slot = ?2 AND {0}.start = ?3 AND {0}.consumer = ?4"
 
@@ -69,7 +176,7 @@ class _Waiting(NamedTuple):
 class KeySharedReader(LeaseReader):
     """For one of the consumers of a key_shared subscription; see `LeaseReader`."""
 
-    _sharers: Sequence[sharers.Sharer] = ()
+    _sharers: Sequence[Sharer] = ()
     _part = range(0)
     _anew = False  # the parts have changed since the sources began
 
@@ -88,11 +195,11 @@ class KeySharedReader(LeaseReader):
 
     def _adopt(self, cur: apsw.Cursor) -> bool:
         """Know the parts as they are; tell whether they have changed."""
-        found = sharers.load(cur, self._info.id)
+        found = load_sharers(cur, self._info.id)
         if found == self._sharers:
             return False
         self._sharers, self._anew = found, True
-        self._part = sharers.part_of(found, self._place)
+        self._part = part_of(found, self._place)
         return True
 
     def _due(self, cur: apsw.Cursor) -> tuple[int, int]:
@@ -151,7 +258,7 @@ class KeySharedReader(LeaseReader):
 
     def _free_dead(self, cur: apsw.Cursor) -> None:
         super()._free_dead(cur)
-        sharers.remove_dead(cur, self._store, self._info.id)
+        remove_dead_sharers(cur, self._store, self._info.id)
 
     @property
     def _spans(self) -> list[tuple[int, int]]:

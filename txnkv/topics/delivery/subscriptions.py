@@ -18,7 +18,13 @@ from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.storage import READ_OTHERWISE, declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
-from txnkv.topics.delivery import sharers
+from txnkv.topics.delivery.key_shared import (
+    join_sharers,
+    leave_sharers,
+    provide_sharers,
+    read_all_again,
+    remove_dead_sharers,
+)
 from txnkv.topics.delivery.transaction_acks import KIND
 from txnkv.topics.read import bounds
 from txnkv.topics.subscription_catalog import (
@@ -225,7 +231,7 @@ class Subscriptions:
                     )
                 ack_rows.seek(cur, info.id, partition.id, offset)
                 if info.type == KEY_SHARED:
-                    sharers.read_again(cur, info.id)
+                    read_all_again(cur, info.id)
             retention.await_cuts([partition])
             if state is not None:
                 state.look()
@@ -282,9 +288,9 @@ class Subscriptions:
         subscription_catalog.check_boot(cur, info)
         ack_rows.free_dead(cur, self._store, info.id)
         if info.type == KEY_SHARED:
-            sharers.provide(cur, self._store)
-            sharers.remove_dead(cur, self._store, info.id)
-            sharers.join(cur, info.id, place)
+            provide_sharers(cur, self._store)
+            remove_dead_sharers(cur, self._store, info.id)
+            join_sharers(cur, info.id, place)
         if info.type not in MANY:
             who = subscription_catalog.consumer_of(
                 cur, self._store, info, self._topics.local.consumers
@@ -321,7 +327,7 @@ class Subscriptions:
                 for partition_id, first, last in state.passed():
                     ack_rows.delete(cur, info.id, partition_id, first, last)
             if info.type == KEY_SHARED:
-                sharers.leave(cur, info.id, place)
+                leave_sharers(cur, info.id, place)
             subscription_catalog.give_place(cur, info, place)
 
     # -- looking after -----------------------------------------------------------------

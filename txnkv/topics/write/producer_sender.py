@@ -33,7 +33,7 @@ from txnkv.coordinator import Section, SmallCommit, Timestamp, payload
 from txnkv.errors import CommitOutcomeUnknownError, OutOfOrderSequenceError, TxnkvError
 from txnkv.storage import back_off, clock
 from txnkv.topics import topic_catalog
-from txnkv.topics.messages import chunking, now_micros
+from txnkv.topics.messages import cut_messages, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
 from txnkv.topics.write import append, producers
@@ -218,7 +218,7 @@ class Sender:
         count = 0
         whole = True
         at = now_micros()
-        for part, chunk in chunking.cut(messages, options.max_message_bytes):
+        for part, chunk in cut_messages(messages, options.max_message_bytes):
             batches.append(
                 core.encode_batch(
                     part,

@@ -51,7 +51,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import boot_id, declare_fault_point, fault_point, new_event
 from txnkv.topics.log import gathered
-from txnkv.topics.messages import chunking, now_micros
+from txnkv.topics.messages import cut_messages, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import staged_files
@@ -290,7 +290,7 @@ def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[l
             codec=topic.options.compression,
             chunk=chunk,
         )
-        for part, chunk in chunking.cut(messages, topic.options.max_message_bytes)
+        for part, chunk in cut_messages(messages, topic.options.max_message_bytes)
     )
     return list(gathered(batches, FRAME_BYTES))
 
