@@ -17,12 +17,12 @@ from typing import Any, Final
 import txnkv
 from txnkv import core
 from txnkv.errors import TxnkvError
-from txnkv.tables.tablets import fence, manifest
+from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.row_set_format import BLOOM, COLUMNS, KEYS, BlockInfo, Header
 from txnkv.tables.tablets.tablet import Tablet
-from txnkv.tables.tablets.tablet_files import Pages
+from txnkv.tables.tablets.tablet_files import FENCE_DB, Pages
 
 _SECRET: Final = ("token_key",)
 _BY_TABLET: Final = ("row_sets",)
@@ -121,7 +121,7 @@ def _tablet(client: txnkv.Client, tablet: Tablet, blocks: bool) -> Iterator[str]
 
 def _fence(tablet: Tablet) -> Iterator[str]:
     environment = tablet.environment()
-    with environment.read() as txn, txn.cursor(db=environment.db(fence.FENCE_DB)) as cursor:
+    with environment.read() as txn, txn.cursor(db=environment.db(FENCE_DB)) as cursor:
         entries = [(bytes(key), bytes(value)) for key, value in cursor]
     for key, value in entries:
         name = key.rstrip(b"\0") if len(key) < 8 else key[: len(key) - 8]

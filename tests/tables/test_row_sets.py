@@ -16,10 +16,16 @@ from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.tables.read import point
 from txnkv.tables.tablets import Pages, row_set_writer
-from txnkv.tables.tablets.deltas import put_deletes, stored_counts
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet, RowSetRetired
-from txnkv.tables.tablets.row_set_writer import RowPart, RowSetBuilder, SortedRows, encode_row_set
+from txnkv.tables.tablets.row_set_writer import (
+    RowPart,
+    RowSetBuilder,
+    SortedRows,
+    encode_row_set,
+    put_deletes,
+    stored_counts,
+)
 from txnkv.tables.tablets.tablet import Tablet
 
 NEVER = core.STAMP_NEVER

@@ -5,7 +5,7 @@ slot of the runtime file is no longer locked) or silent for `LEASE_TIME`; each c
 raises the term. The holder is heard in the runtime file, by a heartbeat under its term: to go on
 leading costs no write. Every background write calls `confirm` in its own SQLite transaction,
 so a leader that was stopped and goes on later is refused. LMDB environments do not know the term:
-`tables.fence` says why what comes late changes nothing there.
+`tables/tablets/tablet_files.py` says why what comes late changes nothing there.
 
 A transaction's heartbeat is a store into the runtime file, no I/O. An OPEN transaction is aborted
 when it had none for its keepalive time, or is past its own timeout; no other transaction is.

@@ -54,8 +54,8 @@ from txnkv.tables.tablets import (
     common_keys,
     common_with,
     delete_row_set,
-    fence,
     manifest,
+    mark_ended,
     until_there,
 )
 
@@ -283,7 +283,7 @@ def sweep_row_sets(
     environment = tablet.to_write()
 
     def end(txn: lmdb.Transaction) -> None:
-        fence.mark_ended(txn, tablet.fence_db, txn_id, low_water_mark)
+        mark_ended(txn, tablet.fence_db, txn_id, low_water_mark)
 
     environment.write(end)
     for id in row_set_ids:

@@ -1,8 +1,6 @@
 """A tablet on disk and in memory: row sets, blocks and deletes, the manifest, the fence."""
 
-from txnkv.tables.tablets import fence, manifest
-from txnkv.tables.tablets.deltas import Deletes, put_deletes, stored_counts
-from txnkv.tables.tablets.fence import FENCE_DB
+from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.merging import (
@@ -14,8 +12,7 @@ from txnkv.tables.tablets.merging import (
     merged,
     rows_of,
 )
-from txnkv.tables.tablets.row_set import RowSet
-from txnkv.tables.tablets.row_set_blocks import RowSetRetired, until_there
+from txnkv.tables.tablets.row_set import RowSet, RowSetRetired, until_there
 from txnkv.tables.tablets.row_set_format import (
     BLOOM,
     COLUMNS,
@@ -31,13 +28,16 @@ from txnkv.tables.tablets.row_set_format import (
     unpack_delta,
 )
 from txnkv.tables.tablets.row_set_writer import (
+    Deletes,
     EncodedRowSet,
     RowPart,
     RowSetBuilder,
     SortedRows,
     delete_row_set,
     encode_row_set,
+    put_deletes,
     put_row_set,
+    stored_counts,
 )
 from txnkv.tables.tablets.tablet import (
     EVERY_STAMP,
@@ -48,4 +48,12 @@ from txnkv.tables.tablets.tablet import (
     TabletView,
     first_stamp,
 )
-from txnkv.tables.tablets.tablet_files import BLOCKS_DB, LARGE_CHECK, LARGE_READ, Pages
+from txnkv.tables.tablets.tablet_files import (
+    BLOCKS_DB,
+    FENCE_DB,
+    LARGE_CHECK,
+    LARGE_READ,
+    Pages,
+    check_writer,
+    mark_ended,
+)

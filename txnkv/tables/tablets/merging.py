@@ -24,7 +24,7 @@ from txnkv import core
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.tables.tablets.manifest import RowSetInfo
-from txnkv.tables.tablets.row_set_blocks import RowSetBlocks
+from txnkv.tables.tablets.row_set import RowSetBlocks
 from txnkv.tables.tablets.row_set_writer import RowPart
 from txnkv.tables.tablets.tablet import Tablet
 from txnkv.tables.tablets.tablet_files import LARGE_CHECK

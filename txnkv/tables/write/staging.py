@@ -53,8 +53,8 @@ from txnkv.tables.tablets import (
     SortedRows,
     Tablet,
     TabletView,
+    check_writer,
     encode_row_set,
-    fence,
     manifest,
     put_row_set,
 )
@@ -401,6 +401,6 @@ def _write(tables: Tables, scope: Scope, encoded: Sequence[EncodedRowSet], fligh
 
 def _fenced(tablet: Tablet, scope: Scope) -> Any:
     def check(txn: lmdb.Transaction) -> None:
-        fence.check_writer(txn, tablet.fence_db, scope.txn_id)
+        check_writer(txn, tablet.fence_db, scope.txn_id)
 
     return check
