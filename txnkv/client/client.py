@@ -47,10 +47,9 @@ from txnkv.transaction import (
     Transaction,
     TxnContext,
     ValueSchema,
+    commit_protocols,
     declared,
     evolved_values,
-    one_phase_commit,
-    two_phase_commit,
 )
 from txnkv.transaction import instance as instances
 
@@ -398,7 +397,7 @@ class Client(Connection, Closing):
         local = TxnId(txn_id).local
         context: TxnContext | None = self.instance.unstored(local)
         if context is not None:
-            return one_phase_commit.current(context).state
+            return commit_protocols.current(context).state
         return self.instance.coordinator.orchestrator.finish(local).state
 
     def new_session(
@@ -421,7 +420,7 @@ class Client(Connection, Closing):
         local = self.instance.local_id(id)
         context: TxnContext | None = self.instance.unstored(local)
         if context is not None and context.has_written:
-            return one_phase_commit.current(context).state
+            return commit_protocols.current(context).state
         return self.instance.coordinator.get(local).state
 
     @shielded
@@ -441,8 +440,8 @@ class Client(Connection, Closing):
         self.require_writable()
         local = self.instance.local_id(id)
         context: TxnContext | None = self.instance.unstored(local)
-        if context is None or not one_phase_commit.abort_small(context, "aborted by hand"):
-            two_phase_commit.abort_by_hand(self.instance, local)
+        if context is None or not commit_protocols.abort_small(context, "aborted by hand"):
+            commit_protocols.abort_by_hand(self.instance, local)
 
     @shielded
     def keep_transaction_alive(self, id: int) -> None:

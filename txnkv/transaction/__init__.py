@@ -6,11 +6,11 @@ transaction, session, table_scan      what a user holds
 begin, context, local_state           an open transaction, and how it stands
 uncommitted                           what it has that is not committed yet
 session_buffer, send_buffer           rows and messages that wait to be flushed
-one_phase_commit, two_phase_commit    small ones, in a row of the commit log; large ones
+commit_protocols                      small ones, in a row of the commit log; large ones
 autocommit, job, token                writes outside of a transaction; attempts; other processes
 """
 
-from txnkv.transaction import instance, one_phase_commit, two_phase_commit
+from txnkv.transaction import commit_protocols, instance
 from txnkv.transaction.autocommit import expiring, write_alone
 from txnkv.transaction.begin import (
     DEADLINE,

@@ -39,9 +39,9 @@ from txnkv.errors import (
 from txnkv.storage import Contender, back_off, clock
 from txnkv.tables import Outcome, TableInfo, arrow_input, scan
 from txnkv.transaction.begin import AT_ONCE, begin
+from txnkv.transaction.commit_protocols import commit_small, make_sure
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
-from txnkv.transaction.one_phase_commit import commit_small, make_sure
 from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20

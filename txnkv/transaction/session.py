@@ -23,6 +23,7 @@ from txnkv.tables import Adder, Operation, Outcome, arrow_input, nothing, requir
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import one_of
+from txnkv.transaction.commit_protocols import is_brief
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -33,7 +34,6 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.one_phase_commit import is_brief
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
 from txnkv.transaction.session_buffer import (
     Acks,

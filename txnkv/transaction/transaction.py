@@ -24,7 +24,7 @@ from txnkv.errors import (
 from txnkv.storage import brief, lengthy, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine, TableInfo, lookup
 from txnkv.tables import operations as ops
-from txnkv.transaction import one_phase_commit, two_phase_commit
+from txnkv.transaction import commit_protocols
 from txnkv.transaction import token as tokens
 from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
 from txnkv.transaction.connection import (
@@ -125,7 +125,7 @@ class Transaction(Closing):
             CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
         self.connection.require_open()
-        return one_phase_commit.current(self.context).state
+        return commit_protocols.current(self.context).state
 
     def __repr__(self) -> str:
         row, at = self.context.row, f"snapshot {int(self.snapshot)}"
@@ -139,7 +139,7 @@ class Transaction(Closing):
 
     # -- commit ------------------------------------------------------------------------
 
-    @shielded_unless(lambda self: one_phase_commit.is_brief(self.context))
+    @shielded_unless(lambda self: commit_protocols.is_brief(self.context))
     def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it.
 
@@ -158,7 +158,7 @@ class Transaction(Closing):
             CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
         """
         self._begin_ending(flush=True)
-        stamp = one_phase_commit.commit_small(self.context)
+        stamp = commit_protocols.commit_small(self.context)
         return lengthy(self._commit_large)() if stamp is None else stamp
 
     @shielded
@@ -175,8 +175,8 @@ class Transaction(Closing):
                 "flushed. Flush it first, or call commit()"
             )
         self._begin_ending(flush=False)
-        if one_phase_commit.submit_small(self.context) is None:
-            two_phase_commit.start(self.context)
+        if commit_protocols.submit_small(self.context) is None:
+            commit_protocols.start_large(self.context)
 
     @shielded
     def is_commit_complete(self) -> bool:
@@ -186,7 +186,7 @@ class Transaction(Closing):
             InvalidTxnStateError: it is still open, or was aborted (as the error that says why).
         """
         self.connection.require_open()
-        if not one_phase_commit.is_complete(self.context):
+        if not commit_protocols.is_complete(self.context):
             return False
         self.close()
         return True
@@ -200,7 +200,7 @@ class Transaction(Closing):
         """
         try:
             self._begin_ending(flush=True)
-            found = one_phase_commit.submit_small(self.context)
+            found = commit_protocols.submit_small(self.context)
             return found or self.context.instance.pool.submit(self._commit_large)
         except TxnkvError as error:
             future: Future[Timestamp] = Future()
@@ -235,7 +235,7 @@ class Transaction(Closing):
 
     # -- rollback ----------------------------------------------------------------------
 
-    @shielded_unless(lambda self: one_phase_commit.is_brief(self.context))
+    @shielded_unless(lambda self: commit_protocols.is_brief(self.context))
     def rollback(self) -> None:
         """Abort, and return when every participant has dropped what was staged. Twice is fine.
 
@@ -553,14 +553,14 @@ class Transaction(Closing):
 
     def abort_for(self, reason: str) -> None:
         """Abort it, for a reason that whoever goes on to use it is told."""
-        if not one_phase_commit.abort_small(context := self.context, reason):
+        if not commit_protocols.abort_small(context := self.context, reason):
             context.instance.coordinator.abort(context.row.txn_id, reason)
         context.end(TxnState.ABORTED, reason)
         self.close()
 
     def _commit_large(self) -> Timestamp:
         try:
-            return two_phase_commit.commit(self.context)
+            return commit_protocols.commit_large(self.context)
         finally:
             if self.context.local.ended:
                 self.close()

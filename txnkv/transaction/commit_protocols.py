@@ -1,4 +1,6 @@
-"""The end of a small transaction: by the commit log, without a row of its own in status.db.
+"""The end of a transaction: of a small one by the commit log, of a large one in two phases.
+
+A small one has no row of its own in status.db:
 
     commit      nothing written:  COMMITTED at its snapshot, no I/O
                 else:             one row of the log, in the next group
@@ -7,6 +9,8 @@
 `local_state` tells which call is admitted in which state. A commit that breaks off at its commit
 point leaves the transaction unsure. A caller that asks then writes to status.db, for a commit that
 did not come to light by that write never does.
+
+The commit of a large one is driven to its end also when the disk fails on the way.
 """
 
 from __future__ import annotations
@@ -30,17 +34,24 @@ from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    StorageFullError,
     TableNotFoundError,
     TopicNotFoundError,
     TransactionConflictError,
     TransactionLockedError,
     TransactionTimedOutError,
     TxnkvError,
+    TxnNotFoundError,
+    UnavailableError,
 )
 from txnkv.storage import clock, lengthy
 from txnkv.tables import LockedByYoungerError, history
+from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local
+
+# -- small transactions ----------------------------------------------------------------
 
 _FEW: Final = 128
 """Rows and messages that are flushed in no time."""
@@ -371,3 +382,119 @@ def abort_small(context: TxnContext, reason: str) -> bool:
     if attempt is not None:
         attempt.tell()
     return True
+
+
+# -- large transactions ----------------------------------------------------------------
+
+
+def commit_large(context: TxnContext) -> Timestamp:
+    """Commit a stored transaction, or help one whose commit has begun to its end.
+
+    Returns:
+        Its commit timestamp, the snapshot when nothing was written.
+
+    Raises:
+        RowErrors: workers staged the same key. The transaction stays OPEN.
+        TransactionConflictError, TransactionLockedError, InvalidTxnStateError: it was aborted.
+        StorageFullError, UnavailableError: the disk failed before its commit point; it is
+            aborted.
+        CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
+    """
+    try:
+        row = _start_large(context)
+        if row.state is not TxnState.COMMITTED:
+            row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
+    except (StorageFullError, UnavailableError) as error:
+        if context.local.at is not Local.FINISHING:
+            raise
+        row = _after_failed_finish(context, error)
+    finally:
+        _withdraw_reads(context)
+    context.end(row.state, row.reason)
+    if row.state is TxnState.ABORTED:
+        raise ending_error(row, "commit")
+    return context.snapshot if row.commit_ts is None else row.commit_ts
+
+
+def start_large(context: TxnContext) -> None:
+    """Begin to commit a stored transaction; a thread of the library drives it to its end.
+
+    Raises:
+        RowErrors: workers staged the same key. The transaction stays OPEN.
+        InvalidTxnStateError: it was aborted, or a job still runs under it.
+    """
+    try:
+        _start_large(context)
+    except BaseException:
+        _withdraw_reads(context)
+        raise
+    context.instance.pool.submit(_finish_in_background, context)
+
+
+def abort_by_hand(instance: Instance, txn_id: int) -> None:
+    """Abort a transaction of any process.
+
+    Raises:
+        TxnNotFoundError: no transaction has this id.
+        InvalidTxnStateError: it is committed.
+    """
+    try:
+        instance.coordinator.abort(txn_id, "aborted by hand")
+    except TxnNotFoundError:
+        # A log may have it open all the same, and keep its readers waiting.
+        if not abort_unknown(instance.topics, txn_id):
+            raise
+
+
+def _start_large(context: TxnContext) -> TxnRow:
+    local = context.local
+    _offer_reads(context)
+    with context.lock:
+        begins = local.at is Local.STORED
+        if begins:
+            context.ensure_large("commit")
+            local.move(Local.FINISHING)
+    try:
+        return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
+    except BaseException:
+        with context.lock:
+            if begins and local.at is Local.FINISHING:
+                local.move(Local.STORED)  # or whatever status.db says
+        raise
+
+
+def _finish_in_background(context: TxnContext) -> None:
+    try:
+        context.instance.coordinator.orchestrator.finish(context.row.txn_id)
+    finally:
+        _withdraw_reads(context)
+
+
+def _after_failed_finish(context: TxnContext, error: TxnkvError) -> TxnRow:
+    """Past the commit point all is well, before it the transaction aborts."""
+    coordinator = context.instance.coordinator
+    txn_id = context.row.txn_id
+    try:
+        row = coordinator.get(txn_id)
+        if row.state in (TxnState.FINALIZE_IN_PROGRESS, TxnState.COMMITTED):
+            return row
+        coordinator.abort(txn_id, f"the commit failed: {error}")
+    except TxnkvError:
+        raise CommitOutcomeUnknownError(
+            f"the disk failed while transaction {txn_id} was committing ({error}). It is "
+            "wholly committed or wholly not: when the disk is well again, ask "
+            "client.transaction_state(error.txn_id)",
+            int(context.id),
+        ) from error
+    context.end(TxnState.ABORTED)
+    raise error
+
+
+def _offer_reads(context: TxnContext) -> None:
+    """Let the commit that begins validate what was read here."""
+    if context.reads is not None:
+        context.instance.engine.read_sets[context.row.txn_id] = context.reads
+
+
+def _withdraw_reads(context: TxnContext) -> None:
+    context.instance.engine.read_sets.pop(context.row.txn_id, None)
