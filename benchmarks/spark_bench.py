@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from txnkv.spark.reading.readers import TASK_ROWS
+from txnkv.spark.reading import TASK_ROWS
 
 from .data import ascending
 from .harness import Contestant, Line, race, report

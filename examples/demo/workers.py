@@ -19,8 +19,7 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.job_writer import JobWriter
-from txnkv.spark.writing.targets import Written
+from txnkv.spark.writing import JobWriter, Written
 
 NAME = "txnkv_demo"
 

@@ -25,7 +25,7 @@ from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all,
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.server import Server
-from txnkv.spark.streams import changes_planner
+from txnkv.spark.streams import stream_readers
 from txnkv.tables.tablets import row_set_format, row_set_writer
 from txnkv.tables.write import write_buffer
 
@@ -247,7 +247,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_set_format, "rows_per_block", few_rows)
     monkeypatch.setattr(row_set_writer, "rows_per_block", few_rows)
     monkeypatch.setattr(write_buffer, "MAX_ROWS", 8)
-    monkeypatch.setattr(changes_planner, "LEAST_ROWS", 3)
+    monkeypatch.setattr(stream_readers, "LEAST_ROWS", 3)
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
 
 

@@ -20,7 +20,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.spark.streams import changes_planner
+from txnkv.spark.streams import stream_readers
 from txnkv.spark.streams.stream_readers import changes_schema
 
 from .changes_tools import Query, Row, close_clients, told
@@ -170,7 +170,7 @@ def test_many_tasks(
     client: txnkv.Client, table: txnkv.Table, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first load and large changes are cut; small ones are one task, nothing is none."""
-    monkeypatch.setattr(changes_planner, "LEAST_ROWS", 100)
+    monkeypatch.setattr(stream_readers, "LEAST_ROWS", 100)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     at = put(client, *range(2000))
     query = make()

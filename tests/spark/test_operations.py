@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import txnkv
 import txnkv.spark
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.targets import _Split
+from txnkv.spark.writing import _Split
 
 pytestmark = pytest.mark.spark
 

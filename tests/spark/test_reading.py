@@ -63,7 +63,7 @@ def test_every_partition_reads_the_snapshot_of_planning(
 ) -> None:
     """Rows that come in between planning and the tasks are not read by any task."""
     from txnkv.spark.columns import arrow_schema, spark_schema
-    from txnkv.spark.reading.readers import TxnkvReader
+    from txnkv.spark.reading import TxnkvReader
     from txnkv.spark.settings import Settings
 
     write(client, *range(100))
@@ -271,17 +271,17 @@ def test_a_data_frame_serves_many_queries(
 def test_which_filters_a_scan_takes() -> None:
     from pyspark.sql import datasource as ds
 
-    from txnkv.spark.reading.pushdown import predicate
+    from txnkv.spark.reading import predicate_of
 
-    assert predicate(ds.EqualTo(("id",), 1), KINDS) == ("id", "=", 1)
-    assert predicate(ds.GreaterThan(("id",), 1), KINDS) == ("id", ">", 1)
-    assert predicate(ds.GreaterThanOrEqual(("s",), "a"), KINDS) == ("s", ">=", "a")
-    assert predicate(ds.LessThan(("x",), 1.5), KINDS) == ("x", "<", 1.5)
-    assert predicate(ds.LessThanOrEqual(("d",), Decimal(1)), KINDS) == ("d", "<=", Decimal(1))
-    assert predicate(ds.In(("n",), (1, None)), KINDS) == ("n", "in", [1])
-    assert predicate(ds.IsNull(("n",)), KINDS) == ("n", "is null")
-    assert predicate(ds.IsNotNull(("n",)), KINDS) == ("n", "is not null")
-    assert predicate(ds.EqualTo(("u",), Decimal(2**64 - 1)), KINDS) == ("u", "=", 2**64 - 1)
+    assert predicate_of(ds.EqualTo(("id",), 1), KINDS) == ("id", "=", 1)
+    assert predicate_of(ds.GreaterThan(("id",), 1), KINDS) == ("id", ">", 1)
+    assert predicate_of(ds.GreaterThanOrEqual(("s",), "a"), KINDS) == ("s", ">=", "a")
+    assert predicate_of(ds.LessThan(("x",), 1.5), KINDS) == ("x", "<", 1.5)
+    assert predicate_of(ds.LessThanOrEqual(("d",), Decimal(1)), KINDS) == ("d", "<=", Decimal(1))
+    assert predicate_of(ds.In(("n",), (1, None)), KINDS) == ("n", "in", [1])
+    assert predicate_of(ds.IsNull(("n",)), KINDS) == ("n", "is null")
+    assert predicate_of(ds.IsNotNull(("n",)), KINDS) == ("n", "is not null")
+    assert predicate_of(ds.EqualTo(("u",), Decimal(2**64 - 1)), KINDS) == ("u", "=", 2**64 - 1)
     for left_to_spark in (
         ds.Not(ds.EqualTo(("id",), 1)),
         ds.StringStartsWith(("s",), "a"),
@@ -294,4 +294,4 @@ def test_which_filters_a_scan_takes() -> None:
         ds.EqualTo(("n",), None),
         ds.EqualTo(("day",), dt.datetime(2024, 1, 1)),
     ):
-        assert predicate(left_to_spark, KINDS) is None
+        assert predicate_of(left_to_spark, KINDS) is None

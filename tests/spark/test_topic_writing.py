@@ -119,7 +119,7 @@ def writer(place: dict[str, str], like: pa.RecordBatch) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from txnkv.spark.settings import TopicWrite
-    from txnkv.spark.writing.job_writer import JobWriter
+    from txnkv.spark.writing import JobWriter
 
     return JobWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))
 

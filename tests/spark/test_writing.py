@@ -139,8 +139,7 @@ def test_a_null_in_a_column_that_admits_none(
 def flaky(spark: Any) -> str:
     """A format whose tasks stage their rows and fail, except in their last attempt but one."""
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.spark.writing.job_writer import JobWriter
-    from txnkv.spark.writing.targets import Written
+    from txnkv.spark.writing import JobWriter, Written
 
     # Local classes travel to the workers by value, who cannot import this file.
     class FlakyWriter(JobWriter):
@@ -219,7 +218,7 @@ def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction) -
     """A writer into table t as Spark would make it, under the caller's transaction."""
     from txnkv.spark.columns import spark_schema
     from txnkv.spark.settings import Settings
-    from txnkv.spark.writing.job_writer import JobWriter
+    from txnkv.spark.writing import JobWriter
 
     settings = Settings.of_write(txnkv.spark.options(txn, "t"))
     return JobWriter.start(settings, spark_schema(client.table("t").schema, ["v", "id"]))

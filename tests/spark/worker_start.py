@@ -34,11 +34,11 @@ AHEAD = (
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.worker",
-    "txnkv.spark.reading.readers",
+    "txnkv.spark.reading",
     "txnkv.spark.source",
     "txnkv.spark.streams.stream_readers",
     "txnkv.spark.streams.stream_writer",
-    "txnkv.spark.writing.job_writer",
+    "txnkv.spark.writing",
 )
 
 

@@ -109,7 +109,7 @@ class Settings(StorePlace):
     Attributes:
         columns: the projection of a read; None for all.
         snapshot: what a read sees; None for the latest.
-        push_filters: whether each data frame of the read serves one query alone; see `pushdown`.
+        push_filters: whether each data frame of the read serves one query alone; see `reading`.
         overwrite: the rows that are there give way to those that are written.
         timeout: seconds for a write in a transaction of its own, or None.
     """

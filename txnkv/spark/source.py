@@ -1,9 +1,9 @@
 """The data source that Spark knows as format "txnkv".
 
     options            spark.read           readStream        df.write            writeStream
-    table              readers              -                 job_writer          stream_writer
+    table              reading              -                 writing             stream_writer
     table, changes     -                    stream_readers    -                   -
-    topic              readers              stream_readers    job_writer          stream_writer
+    topic              reading              stream_readers    writing             stream_writer
 
 Each of them is imported by who needs it: a batch job does without what streams import, which
 takes a later version of Spark.
@@ -87,12 +87,12 @@ class TxnkvDataSource(DataSource):
                 "changes are read by spark.readStream; in a batch, read the table at two "
                 "snapshots, or use Table.diff"
             )
-        from txnkv.spark.reading import PushingReader, TxnkvReader, pushdown
+        from txnkv.spark.reading import PushingReader, TxnkvReader, pushdown_asked_for
 
         settings = Settings.of_read(self.options)
         own = spark_schema(schema_of(settings), schema.names)
         _require_same(schema, own, f"table {settings.table!r}")
-        pushing = settings.push_filters and pushdown.asked_for()
+        pushing = settings.push_filters and pushdown_asked_for()
         return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -1,7 +1,7 @@
 """Streams of Spark: sources of topics and of changes of tables, and the sink.
 
-    stream_readers     topics, and the changes of tables, as sources
-    changes_planner    the plan of a batch of changes; `reading` plans those of topics
+    stream_readers     topics, and the changes of tables, as sources; the plan of a batch of changes
+                       (`reading` has those of topics)
     stream_writer      the sink: a transaction for each micro batch, staged as `writing` does
 
 All that needs Spark 4.2 or later: batches do without this room.

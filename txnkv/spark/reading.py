@@ -3,6 +3,7 @@
 `reader()`, `pushFilters()` and `partitions()` run once, in a planner process; `read()` runs
 in tasks, which get the reader as it was then, pickled. All they share is what was planned: scan
 tokens, which name the snapshot and ranges of keys, or pinned ranges of a topic's partitions.
+Streams use the plans and tasks of topics, too.
 
 Messages are rows of Spark:
 
@@ -16,20 +17,40 @@ Messages are rows of Spark:
     txn_id     long                                      its local part; null: of none
 
 A row has exactly the schema that Spark was promised; what was not asked for is not made.
+
+Filters of Spark are predicates of a scan where both mean the same. They differ on floats: to Spark
+NaN equals NaN and is above every number, to Arrow it is neither; and zone maps tell -0.0 from 0.0.
+So of floats only those filters are pushed down that no NaN satisfies, with constants that are
+neither NaN nor zero. A filter that is not pushed down Spark evaluates itself, which is always
+right.
+
+Spark 4.1 to 4.3 keeps one plan for each `load()`, not for each query. With one data frame df,
+
+    df.where("id > 5").count()      plans a read of id > 5, and keeps it
+    df.count()                      has no filter to push, so it takes the plan that is there,
+                                    and counts the rows with id > 5
+
+and so does `df.where("id > 5").union(df)`. No data source can see that coming. So filters are
+pushed down where the caller says, by option pushFilters, that the data frame is for one query.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+from pyspark.sql import datasource
 from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from txnkv import core
 from txnkv.client import DiffToken, Planning, Topic
+from txnkv.core import UUID, uuid_of
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaChangedError, SchemaError
 from txnkv.spark.columns import (
@@ -39,9 +60,9 @@ from txnkv.spark.columns import (
     require_promised,
     spark_type,
 )
-from txnkv.spark.reading import pushdown
 from txnkv.spark.settings import Settings, TopicRead
-from txnkv.spark.worker_client import client_of, join_open, schema_of
+from txnkv.spark.worker_client import client_of, join_open, runs, schema_of
+from txnkv.tables import Schema, parse
 from txnkv.topics import TASKS_A_CORE, TopicOffset, TopicPart, ValueCodec
 from txnkv.transaction import Scan, ScanToken
 
@@ -116,13 +137,13 @@ class TxnkvReader(DataSourceReader):
 
 
 class PushingReader(TxnkvReader):
-    """The same, where Spark's filter pushdown is on: see `pushdown.asked_for`."""
+    """The same, where Spark's filter pushdown is on: see `pushdown_asked_for`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take the filters that a scan can evaluate; what is returned is left to Spark."""
         schema = schema_of(self._settings)
         for asked in filters:
-            found = pushdown.predicate(asked, schema)
+            found = predicate_of(asked, schema)
             if found is None:
                 yield asked
             else:
@@ -323,3 +344,88 @@ def _rows(settings: TopicRead, expected: pa.Schema, part: TopicPart) -> Iterator
     for n, (number, _) in enumerate(part.ranges):
         for messages in planning.read_part(settings.topic, part, n, settings.max_bytes, may_lose):
             yield rows.batch(messages, number)
+
+
+# -- filters ---------------------------------------------------------------------------
+
+_COMPARE: Final[dict[type, str]] = {
+    datasource.EqualTo: "=",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+    datasource.In: "in",
+}
+_NULL: Final[dict[type, str]] = {
+    datasource.IsNull: "is null",
+    datasource.IsNotNull: "is not null",
+}
+_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def pushdown_asked_for() -> bool:
+    """Tell whether this process plans a read with filter pushdown.
+
+    Spark refuses a reader that implements `pushFilters` while its setting is off, and tells
+    the reader nothing of the setting; but with it on, another worker program plans the read.
+    """
+    return runs(_WORKER)
+
+
+def predicate_of(asked: datasource.Filter, table: Schema) -> tuple[Any, ...] | None:
+    """The predicate that means the same as a filter of Spark, or None."""
+    attribute: tuple[str, ...] = getattr(asked, "attribute", ())
+    if len(attribute) != 1 or attribute[0] not in table.columns:
+        return None
+    name = attribute[0]
+    if type(asked) in _NULL:
+        return (name, _NULL[type(asked)])
+    op = _COMPARE.get(type(asked))
+    if op is None:
+        return None
+    kind = table.columns[name].type
+    value: Any = asked.value  # type: ignore[attr-defined]
+    constants = [_constant(item, kind) for item in (value if op == "in" else [value])]
+    if op == "in":
+        constants = [constant for constant in constants if constant is not None]
+    if not all(_same_meaning(constant, op, kind) for constant in constants):
+        return None
+    found = (name, op, constants if op == "in" else constants[0])
+    try:
+        parse([found], table)
+    except (SchemaError, TypeError):
+        return None
+    return found
+
+
+def _constant(value: Any, kind: pa.DataType) -> Any:
+    """Spark holds uint64 as a decimal."""
+    if pa.types.is_integer(kind) and isinstance(value, Decimal) and value == int(value):
+        return int(value)
+    return value
+
+
+_GAP: Final = date(1582, 10, 4), date(1582, 10, 26)
+"""Java's calendar has no October 5 to 14 of this year: Spark gives later days for them."""
+
+
+def _same_meaning(constant: Any, op: str, kind: pa.DataType) -> bool:
+    if constant is None:
+        return False
+    if pa.types.is_floating(kind):
+        number = isinstance(constant, float) and not math.isnan(constant) and constant != 0
+        return number and op in ("=", "in", "<", "<=")
+    if isinstance(constant, date) and _GAP[0] <= date(*constant.timetuple()[:3]) < _GAP[1]:
+        return False
+    if pa.types.is_date(kind):
+        return not isinstance(constant, datetime)
+    if kind == UUID:  # Spark compares texts
+        return isinstance(constant, str) and _is_as_printed(constant)
+    return True
+
+
+def _is_as_printed(text: str) -> bool:
+    try:
+        return str(uuid_of(text)) == text
+    except ValueError:
+        return False
