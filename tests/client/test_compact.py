@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from txnkv.storage import lmdb_holes
+from txnkv.storage import extents
 
 ROWS = 120_000
 
@@ -96,7 +96,7 @@ def merge_and_write(client: txnkv.Client) -> None:
 def test_the_leader_gives_room_back(
     client: txnkv.Client, table: txnkv.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_holes, "LEAST", 0)
+    monkeypatch.setattr(extents, "LEAST_FREE_BYTES", 0)
     fill(client)
     internals.flush(client)
     merge_and_write(client)
@@ -115,7 +115,7 @@ def test_room_is_given_back_while_another_process_reads(
     store_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lmdb_holes, "LEAST", 0)
+    monkeypatch.setattr(extents, "LEAST_FREE_BYTES", 0)
     fill(client)
     other = process(
         """

@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from txnkv.storage import BusyError, threads, wal
+from txnkv.storage import BusyError, sqlite_connection, threads
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_due(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointer = internals.status(client)._checkpointer
-    monkeypatch.setattr(wal, "REUSE_BYTES", 0)
+    monkeypatch.setattr(sqlite_connection, "REUSE_BYTES", 0)
     client.new_transaction().rollback()
     checkpointer.wait()
     with no_threads():

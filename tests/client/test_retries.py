@@ -20,7 +20,7 @@ import pytest
 import txnkv
 from txnkv.errors import CommitOutcomeUnknownError, StorageFullError, UnavailableError
 from txnkv.storage.faults import arm, disarm
-from txnkv.storage.wal import WalFile
+from txnkv.storage.sqlite_connection import WalFile
 from txnkv.tables import Operation
 from txnkv.tables.write import write_buffer
 from txnkv.topics import outbox

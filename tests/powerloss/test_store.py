@@ -71,13 +71,13 @@ def test_record_of_a_store_is_complete(new_recording: Recordings, tmp_path: Path
 
 PLANTS = {
     "commits are told before the sync": """
-        from txnkv.storage.wal import WalFile
+        from txnkv.storage.sqlite_connection import WalFile
         WalFile.sync = lambda self: None
         """,
     "readers do not wait for the sync": """
         import time
         from txnkv.storage.runtime import Runtime
-        from txnkv.storage.wal import WalFile
+        from txnkv.storage.sqlite_connection import WalFile
         sync = WalFile.sync
         def sync_late(wal):
             time.sleep(0.05)  # a reader is to come in between

@@ -24,11 +24,11 @@ Maintenance.start = lambda self: None
 run(root / "data" / "store")
 """
 UNSYNCED = """
-from txnkv.storage.wal import WalFile
+from txnkv.storage.sqlite_connection import WalFile
 WalFile.sync = lambda self: None
 """
 LATE = """
-from txnkv.storage.wal import WalFile
+from txnkv.storage.sqlite_connection import WalFile
 
 class Late:
     def __init__(self, wal):

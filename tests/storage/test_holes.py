@@ -14,15 +14,15 @@ from unittest.mock import patch
 import lmdb
 import pytest
 
-from txnkv.storage import Environment, Environments, StoreDirectory, lmdb_holes
+from txnkv.storage import Environment, Environments, StoreDirectory, extents
 
 NAME = "tablets/1"
 KINDS = (10, 300, 5_000, 40_000)
 """Bytes of values: several on a page, and on pages of their own."""
 
 OTHER = """
-from txnkv.storage import lmdb_holes
-lmdb_holes.LEAST = 0
+from txnkv.storage import extents
+extents.LEAST_FREE_BYTES = 0
 env = Environments(StoreDirectory.open(sys.argv[1])).get("tablets/1")
 def put(first, count, size=20_000):
     def fn(txn):
@@ -44,7 +44,7 @@ def keys():
 
 @pytest.fixture(autouse=True)
 def _keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmdb_holes, "LEAST", 0)
+    monkeypatch.setattr(extents, "LEAST_FREE_BYTES", 0)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_file_system_without_holes_is_asked_once(
         asked.append(where)
         raise OSError(errno.EOPNOTSUPP, "no holes here")
 
-    monkeypatch.setattr(lmdb_holes, "punch_hole", refuse)
+    monkeypatch.setattr(extents, "punch_hole", refuse)
     assert environment.give_room_back(10.0) == 0
     put(environment, {b"last": b"two"})
     assert environment.give_room_back(10.0) == 0
@@ -296,11 +296,11 @@ def test_what_is_free_and_what_is_used_are_all_pages(tmp_path: Path, seed: int) 
 def _make_holes(env: Any, folder: Path, all_of_them: bool) -> None:
     with env.begin(write=True) as txn:
         descriptor = os.open(folder / "data.mdb", os.O_RDWR)
-        meta, lists, kept = lmdb_holes._free_pages(descriptor, txn.id() - 1)
+        meta, lists, kept = extents._free_pages(descriptor, txn.id() - 1)
         free = [page for _, pages in lists for page in pages]
         assert len(set(free) | kept) == len(free) + len(kept)
-        number, read = txn.id(), lmdb_holes.readers(env)
-        lmdb_holes.make_holes(descriptor, number, read, lambda: all_of_them)
+        number, read = txn.id(), extents.numbers_read(env)
+        extents.make_holes(descriptor, number, read, lambda: all_of_them)
         os.close(descriptor)
         txn.abort()
     assert used_pages(env) + len(free) + len(kept) == meta.last_page + 1
@@ -314,8 +314,8 @@ def test_a_damaged_list_is_left_alone_or_taken_as_it_is(environment: Environment
     data = bytearray(file.read_bytes())
     with file.open("r+b") as opened:
         descriptor = opened.fileno()
-        meta = lmdb_holes._last_meta(descriptor)
-        _, _, kept = lmdb_holes._free_pages(descriptor, meta.number)
+        meta = extents._last_meta(descriptor)
+        _, _, kept = extents._free_pages(descriptor, meta.number)
         places = [*range(16, 152), *range(4096 + 16, 4096 + 152)]
         for page in kept:
             places += range(page * 4096, page * 4096 + 64)
@@ -323,8 +323,8 @@ def test_a_damaged_list_is_left_alone_or_taken_as_it_is(environment: Environment
         alone = 0
         for place in places:
             os.pwrite(descriptor, bytes([data[place] ^ 0x41]), place)
-            with patch.object(lmdb_holes, "punch_hole") as punched:
-                made = lmdb_holes.make_holes(descriptor, meta.number + 1, iter(()), lambda: True)
+            with patch.object(extents, "punch_hole") as punched:
+                made = extents.make_holes(descriptor, meta.number + 1, iter(()), lambda: True)
             assert made == 0
             alone += not punched.called
             for (_, at, count), _ in punched.call_args_list:

@@ -20,7 +20,7 @@ from txnkv.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from txnkv.storage import GATE, StatusDatabase, Store, arm, disarm, wal
+from txnkv.storage import GATE, StatusDatabase, Store, arm, disarm, sqlite_connection
 from txnkv.storage.extents import Extent
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import check_sqlite_version
@@ -383,7 +383,7 @@ def wal_size(db: StatusDatabase) -> int:
 
 
 def test_committers_do_not_checkpoint(db: StatusDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal, "REUSE_BYTES", 1 << 30)  # nor does anybody for them
+    monkeypatch.setattr(sqlite_connection, "REUSE_BYTES", 1 << 30)  # nor does anybody for them
     for i in range(300):
         insert(db, i, b"x" * 20000)
     assert wal_size(db) == pytest.approx(db.wal_bytes, abs=100)
@@ -395,7 +395,7 @@ def test_committers_do_not_checkpoint(db: StatusDatabase, monkeypatch: pytest.Mo
 def test_the_wal_is_used_again_from_its_start(
     db: StatusDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal, "REUSE_BYTES", 1 << 20)
+    monkeypatch.setattr(sqlite_connection, "REUSE_BYTES", 1 << 20)
     sizes = []
     for i in range(400):
         insert(db, i, b"x" * 20000)
@@ -410,7 +410,7 @@ def test_the_wal_is_used_again_from_its_start(
 def test_writer_above_the_limit_checkpoints(
     db: StatusDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal, "WAL_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(sqlite_connection, "WAL_LIMIT_BYTES", 1 << 20)
     monkeypatch.setattr(db._checkpointer, "limit", 1 << 20)
     for i in range(200):
         insert(db, i, b"x" * 20000)
@@ -439,8 +439,8 @@ def test_a_stopped_reader_is_named_and_then_the_wal_is_cut(
     end: str,
 ) -> None:
     """The WAL grew to gigabytes beside it, and stayed so for ever."""
-    monkeypatch.setattr(wal, "WAL_LIMIT_BYTES", 1 << 20)
-    monkeypatch.setattr(wal, "_READING_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_connection, "WAL_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(sqlite_connection, "_READING_SECONDS", 0.0)
     db = store.status
     insert(db, 0)
     code = """

@@ -33,7 +33,7 @@ from tools.powerloss.workload import (
     to_text,
 )
 from txnkv.client import admin
-from txnkv.storage import lmdb_holes
+from txnkv.storage import extents
 from txnkv.tables import Operation
 
 
@@ -69,7 +69,7 @@ def _cut_small() -> None:
     """Make little data do what much data does: several chunks and blocks, files that shrink."""
     cut_small()
     admin.LEAST_BYTES = 0  # type: ignore[misc]
-    lmdb_holes.LEAST = 0  # type: ignore[misc]
+    extents.LEAST_FREE_BYTES = 0  # type: ignore[misc]
 
 
 def recover(state: Path, root: Path, store: Path, workload: Workload) -> None:

@@ -5,11 +5,11 @@
                      that no signal interrupts, work of dropped objects
     directory        the layout on disk and FORMAT
     lmdb_open, environment, environments    LMDB
-    extents, lmdb_replace, lmdb_holes    how far each LMDB file was written, what takes its place,
-                     room that goes back to the disk
+    extents, lmdb_replace    how far each LMDB file was written, and room that goes back to the
+                     disk; what takes the place of one
     runtime_file, runtime    what the processes share in memory
     right_of_way             whose turn it is after conflicts
-    sqlite_connection, write_queue, wal, status_db    SQLite
+    sqlite_connection, write_queue, status_db    SQLite
     store            all of it, once a process
     backup_files     what a backup is made of; a folder that is whole or not there
     backup_uploads   backups in other file systems
@@ -17,7 +17,7 @@
 What is exported here is what other layers use.
 """
 
-from txnkv.storage import extents, lmdb_holes
+from txnkv.storage import extents
 from txnkv.storage.backup_files import (
     LIST,
     STATUS,

@@ -218,7 +218,7 @@ class Environment:
             return int(self._opened().env.reader_check())
 
     def give_room_back(self, seconds: float) -> int:
-        """Has the disk use again what the file does not need; see `lmdb_holes`.
+        """Has the disk use again what the file does not need; see `extents`.
 
         Args:
             seconds: for which writers may have to wait for it.

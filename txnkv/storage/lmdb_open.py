@@ -30,7 +30,7 @@ from typing import Any
 import lmdb
 
 from txnkv.errors import StoreNotFoundError, UnavailableError
-from txnkv.storage import extents, lmdb_holes
+from txnkv.storage import extents
 from txnkv.storage.clocks import clock
 from txnkv.storage.directory import (
     allocate,
@@ -274,9 +274,9 @@ class OpenLmdb:
                 status = os.fstat(descriptor)
                 if (status.st_dev, status.st_ino) != self._inode:
                     return 0
-                read = lmdb_holes.readers(self.env)
+                read = extents.numbers_read(self.env)
                 go_on = lambda: time.monotonic() < until  # noqa: E731
-                given = lmdb_holes.make_holes(descriptor, number, read, go_on)
+                given = extents.make_holes(descriptor, number, read, go_on)
         finally:
             txn.abort()
             self.end_write()

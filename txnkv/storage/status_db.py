@@ -51,15 +51,16 @@ from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import (
     BUSY_MILLISECONDS,
     CACHE_BYTES,
+    Checkpointer,
     ReaderPool,
     ReadTransaction,
+    WalFile,
     check_sqlite_version,
     end_transaction,
     native_writer,
     open_writer,
     sqlite_error,
 )
-from txnkv.storage.wal import Checkpointer, WalFile
 from txnkv.storage.write_queue import BusyError, WriteQueue
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
