@@ -14,8 +14,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from txnkv.cli.samples import KEPT, NAMES, Samples
-from txnkv.cli.ui import Watched
+from txnkv.cli.ui import KEPT_SECONDS, SAMPLED, Samples, Watched
 from txnkv.topics import outbox
 
 pytest.importorskip("starlette", reason="needs txnkv[ui]")
@@ -194,20 +193,21 @@ def test_an_error_of_the_store_is_told_and_it_looks_again(store, until, monkeypa
 
 def test_samples_outlive_who_took_them_and_what_is_no_sample_is_left_out(tmp_path):
     now = 1_800_000_000.25
-    numbers = {**dict.fromkeys(NAMES, 1.5), "p99": None}
+    numbers = {**dict.fromkeys(SAMPLED, 1.5), "p99": None}
     first = Samples(tmp_path)
-    for second in range(KEPT + 10):
+    for second in range(KEPT_SECONDS + 10):
         first.add(now + second, numbers)
-    end = now + KEPT + 9
+    end = now + KEPT_SECONDS + 9
     kept = first.since(0, end)
-    assert [each["at"] for each in kept] == [now + second for second in range(10, KEPT + 10)]
+    at = [now + second for second in range(10, KEPT_SECONDS + 10)]
+    assert [each["at"] for each in kept] == at
     first.close()
     first.add(end, numbers)  # of this process alone now
 
     second = Samples(tmp_path)
     assert second.since(0, end) == kept
     assert second.since(end - 2, end) == kept[-2:]
-    assert second.since(0, end + KEPT - 1) == kept[-1:]
+    assert second.since(0, end + KEPT_SECONDS - 1) == kept[-1:]
     second.close()
 
     (file,) = tmp_path.iterdir()
@@ -215,7 +215,7 @@ def test_samples_outlive_who_took_them_and_what_is_no_sample_is_left_out(tmp_pat
     data[20] ^= 1
     file.write_bytes(data[:-7])
     third = Samples(tmp_path)
-    assert len(third.since(0, end)) == KEPT - 2
+    assert len(third.since(0, end)) == KEPT_SECONDS - 2
     third.close()
     file.write_bytes(b"x" * len(data))
     Samples(tmp_path).close()
@@ -223,7 +223,7 @@ def test_samples_outlive_who_took_them_and_what_is_no_sample_is_left_out(tmp_pat
 
 def test_samples_are_kept_in_memory_where_nothing_can_be_written(tmp_path):
     there_is_none = Samples(tmp_path / "none")
-    there_is_none.add(5.0, dict.fromkeys(NAMES, 0.0))
+    there_is_none.add(5.0, dict.fromkeys(SAMPLED, 0.0))
     assert [each["at"] for each in there_is_none.since(0, 9)] == [5.0]
     there_is_none.close()
 

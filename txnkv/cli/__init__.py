@@ -10,7 +10,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
     conditions, parsing                    what users type: conditions, schemas, times
     load, text_sources                     files in
     scan_rows                              rows out
-    produce, consume, message_lines        messages in and out
+    messages_commands, message_lines       messages in and out
     serve                                  a store for other hosts
 """
 
@@ -38,8 +38,8 @@ _HOMES = {
     "insert": "txnkv.cli.table_commands",
     "delete": "txnkv.cli.table_commands",
     "topics": "txnkv.cli.topic_commands",
-    "produce": "txnkv.cli.produce",
-    "consume": "txnkv.cli.consume",
+    "produce": "txnkv.cli.messages_commands",
+    "consume": "txnkv.cli.messages_commands",
     "group": "txnkv.cli.group_commands",
     "txn": "txnkv.cli.txn",
     "stats": "txnkv.cli.store_commands",

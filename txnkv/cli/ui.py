@@ -1,7 +1,7 @@
 """`txnkv ui`: a store as it lives, as a page in a browser of this machine.
 
 A thread takes a view a second (`top.views`), the numbers of the last ones are kept in a ring
-(`samples`) for the plots; the page asks for what is new. Tables and topics are looked at when they
+(`Samples`) for the plots; the page asks for what is new. Tables and topics are looked at when they
 are opened in the page.
 
     thread    view view view view ...      ring: the numbers of the last quarter of an hour
@@ -12,20 +12,34 @@ are opened in the page.
 Other pages of the browser are not let in: a request names the address that was printed as
 its host (a name that somebody has pointed at 127.0.0.1 is another one), comes from no other
 page, and one that changes something shows the token that only this page has.
+
+The ring lies in the runtime folder of the store. So the numbers outlive the server that took them,
+and another one goes on with them. Each second has a place:
+
+    place   at % 900      f64 at | f64 x 6 numbers, NaN where there is none | u32 checksum
+
+Where two servers look at one store, both write the same numbers to the same places. The folder
+is volatile, as what is in it may be: what does not check is no sample, and where nothing can be
+written the ring is of this process alone.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -33,7 +47,6 @@ import click
 import txnkv
 from txnkv.cli.command_group import words
 from txnkv.cli.console import json_text, json_value, store_argument
-from txnkv.cli.samples import Sample, Samples
 from txnkv.cli.top import views
 from txnkv.coordinator import DAMAGE
 from txnkv.core import CoreError
@@ -408,3 +421,70 @@ def application(watched: Watched, address: str, token: str) -> Any:
         yield
 
     return Starlette(routes=[*gets, *posts], lifespan=begun)
+
+
+# -- samples ---------------------------------------------------------------------------
+
+SAMPLED: Final = ("commits", "p99", "conflicts", "lag", "memory", "files")
+KEPT_SECONDS: Final = 900
+"""Seconds of the ring."""
+
+Sample = dict[str, float | None]
+
+_PLACE: Final = struct.Struct(f"<d{len(SAMPLED)}dI")
+
+
+class Samples:
+    """The samples of the last quarter of an hour. Shared by threads.
+
+    Args:
+        folder: of the store's runtime.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = new_lock()
+        self._places: dict[int, Sample] = {}
+        self._file: int | None = None
+        with suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(folder / "ui-samples", flags, 0o600)
+            self._read(os.pread(self._file, KEPT_SECONDS * _PLACE.size, 0))
+
+    def close(self) -> None:
+        """Leave the file to the next one."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                os.close(file)
+
+    def add(self, at: float, numbers: Sample) -> None:
+        """Keep the numbers of a time, in seconds since 1970."""
+        place = int(at) % KEPT_SECONDS
+        values = [_number_or_nan(numbers[name]) for name in SAMPLED]
+        packed = _PLACE.pack(at, *values, 0)[:-4]
+        with self._lock:
+            self._places[place] = {"at": at, **numbers}
+            if self._file is not None:
+                with suppress(OSError):
+                    line = packed + struct.pack("<I", zlib.crc32(packed))
+                    os.pwrite(self._file, line, place * _PLACE.size)
+
+    def since(self, time: float, now: float) -> list[Sample]:
+        """The samples behind a time, of the last quarter of an hour, in their order."""
+        begin = max(time, now - KEPT_SECONDS)
+        with self._lock:
+            found = [(each["at"] or 0.0, each) for each in self._places.values()]
+        found.sort(key=lambda each: each[0])
+        return [each for at, each in found if begin < at <= now]
+
+    def _read(self, data: bytes) -> None:
+        for place in range(len(data) // _PLACE.size):
+            packed = data[place * _PLACE.size : (place + 1) * _PLACE.size]
+            at, *values, checksum = _PLACE.unpack(packed)
+            if checksum == zlib.crc32(packed[:-4]) and int(at) % KEPT_SECONDS == place:
+                numbers = (None if math.isnan(value) else value for value in values)
+                self._places[place] = {"at": at, **dict(zip(SAMPLED, numbers, strict=True))}
+
+
+def _number_or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
