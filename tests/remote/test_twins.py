@@ -9,7 +9,6 @@ import pytest
 
 import txnkv
 from txnkv.client import Planning
-from txnkv.remote.methods import METHODS
 from txnkv.remote.remote_client import RemoteClient, RemotePlanning
 from txnkv.remote.remote_handles import (
     RemoteConsumer,
@@ -22,6 +21,7 @@ from txnkv.remote.remote_handles import (
 )
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import RemoteJob, RemoteTransaction
+from txnkv.remote.wire import METHODS
 from txnkv.transaction import Job
 
 TWINS = [

@@ -44,7 +44,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.remote.methods import ACTION, BYE, END_OF_PUT, METHODS, PING, VERSION
+from txnkv.remote import wire
 from txnkv.remote.wire import LostHandleError, Refer, pack, unpack
 from txnkv.storage import new_event, new_lock
 
@@ -88,7 +88,7 @@ class Call:
     @property
     def again(self) -> bool:
         """It may be made twice."""
-        return METHODS[self.twin][self.name].again
+        return wire.METHODS[self.twin][self.name].again
 
     def content(self) -> list[Any]:
         """Return the call as it is sent: flat, since each list in it is looked into."""
@@ -279,7 +279,7 @@ class Channel:
 
     def _answers(self, request: bytes) -> Iterator[tuple[list[Any], Any, dict[str, Any]]]:
         try:
-            for part in self._client().do_action(fl.Action(ACTION, request), self._options):
+            for part in self._client().do_action(fl.Action(wire.ACTION, request), self._options):
                 answer = unpack(part.body.to_pybytes())
                 yield answer["values"], answer.get("error"), answer
         except (fl.FlightError, pa.ArrowException, OSError) as error:
@@ -309,7 +309,7 @@ class Channel:
         Raises:
             NotSupportedError: it was.
         """
-        writes = call is None or METHODS[call.twin][call.name].right in ("write", "admin")
+        writes = call is None or wire.METHODS[call.twin][call.name].right in ("write", "admin")
         if self._read_only and writes:
             raise NotSupportedError(
                 f"{self.address} was opened with read_only=True: connect without it to write"
@@ -386,7 +386,7 @@ class Channel:
                     raise ValueError(f"a batch has the columns {batch.schema}, not {schema}")
                 _flight(writer.write_batch, batch)
             empty = pa.RecordBatch.from_pylist([], schema=schema)
-            _flight(writer.write_with_metadata, empty, END_OF_PUT)
+            _flight(writer.write_with_metadata, empty, wire.END_OF_PUT)
             _flight(writer.done_writing)
             answer = _flight(answers.read)
         except _FlightFailed as failed:
@@ -407,7 +407,7 @@ class Channel:
 
     def _head(self) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": wire.VERSION,
             "guest": self.guest,
             "keepalive": self.keepalive_time,
             "server": self.server,
@@ -454,7 +454,7 @@ class Channel:
         self.require_open()
         body = self._head() | {"drop": self._some(self._dropped)}
         try:
-            for _ in self._client().do_action(fl.Action(PING, pack(body)), self._options):
+            for _ in self._client().do_action(fl.Action(wire.PING, pack(body)), self._options):
                 pass
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
@@ -469,9 +469,9 @@ class Channel:
         self._stop.set()
         if os.getpid() != self._pid or self._flight is None:
             return
-        body = {"version": VERSION, "guest": self.guest}
+        body = {"version": wire.VERSION, "guest": self.guest}
         try:
-            for _ in self._flight.do_action(fl.Action(BYE, pack(body)), self._options):
+            for _ in self._flight.do_action(fl.Action(wire.BYE, pack(body)), self._options):
                 pass
             self._flight.close()
         except (fl.FlightError, pa.ArrowException, OSError) as error:

@@ -31,7 +31,6 @@ from txnkv.errors import (
 )
 from txnkv.metrics import Metrics
 from txnkv.remote.channel import Call, Channel
-from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.remote_handles import (
     RemoteHandle,
     RemoteSnapshot,
@@ -42,6 +41,7 @@ from txnkv.remote.remote_handles import (
 )
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
+from txnkv.remote.wire import arguments, like, remote_calls
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,

@@ -29,8 +29,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call, Channel
-from txnkv.remote.methods import arguments, like, remote_calls
-from txnkv.remote.wire import LostHandleError, ids_of
+from txnkv.remote.wire import LostHandleError, arguments, ids_of, like, remote_calls
 from txnkv.storage import new_lock
 from txnkv.tables import TOKEN_ROWS, RowChecker, Schema
 from txnkv.topics import (

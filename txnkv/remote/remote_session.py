@@ -20,9 +20,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call
-from txnkv.remote.methods import remote_calls
 from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic
-from txnkv.remote.wire import LostHandleError, ids_of
+from txnkv.remote.wire import LostHandleError, ids_of, remote_calls
 from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
 from txnkv.topics import pending

@@ -29,10 +29,9 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call
-from txnkv.remote.methods import arguments, like, remote_calls
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.wire import LostHandleError
+from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
 from txnkv.storage import new_rlock
 from txnkv.transaction import (
     BUFFER_BYTES,
