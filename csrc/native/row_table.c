@@ -68,7 +68,7 @@ static int take_column(row_column_spec_t *column, PyObject *given) {
 
 static int take_columns(row_table_t *table, PyObject *columns, PyObject *key) {
     const Py_ssize_t n = PyTuple_Size(columns), n_key = PyTuple_Size(key);
-    if (n <= 0 || n > 1 << 16 || n_key < 0 || n_key > n) {
+    if (n < 0 || n > 1 << 16 || n_key < 0 || n_key > n) {
         PyErr_Format(PyExc_ValueError, "%zd columns, a key of %zd", n, n_key);
         return -1;
     }

@@ -254,7 +254,7 @@ row_table_status_t row_table_key_values(row_table_t *table, PyObject *values, ro
 }
 
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key) {
-    if (table->n_key == 1) return put_key(table, &given, true, key);
+    if (table->n_key == 1 && !PyTuple_CheckExact(given)) return put_key(table, &given, true, key);
     return put_key_tuple(table, given, true, key);
 }
 

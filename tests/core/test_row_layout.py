@@ -141,7 +141,7 @@ def test_values_that_do_not_fit_are_refused(type_, value, error):
 def test_too_few_or_many_values_are_refused(count):
     layout = RowLayout([pa.int64(), pa.int64()])
     for value in (1, None):
-        with pytest.raises(ValueError, match="values to unpack"):
+        with pytest.raises(ValueError, match="values for a row of 2"):
             layout.encode_one([value] * count)
 
 

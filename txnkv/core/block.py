@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from txnkv.core import compute as pc
-from txnkv.core.codec import key_type
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
+from txnkv.core.value_codecs import key_type
 
 # -- writing -----------------------------------------------------------------------
 

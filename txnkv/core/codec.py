@@ -1,15 +1,12 @@
 """Encoding of primary keys, in bulk from Arrow columns and one at a time from Python values.
 
-The encoding is documented in docs/format-blocks.md, "Key encoding"; both ways give the same bytes.
-
-One value at a time goes through small codecs, one a column; many through the core, which has a key
-type for each Arrow type that may stand in a key.
+The encoding is documented in docs/format-blocks.md, "Key encoding"; all ways give the same bytes.
+Values that the core does not know at sight go through small codecs, one a column.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,116 +14,14 @@ import pyarrow as pa
 
 from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
+from txnkv.core.row_layout import row_table
 from txnkv.core.rows import Rows, rows_pointer
-from txnkv.core.value_codecs import (
-    BoolCodec,
-    BytesCodec,
-    DecimalCodec,
-    IntegerCodec,
-    KeyColumnCodec,
-    value_codec,
-)
-
-_BY_ID: dict[int, int] = {
-    pa.bool_().id: lib.KEY_BOOL,
-    pa.int8().id: lib.KEY_I8,
-    pa.int16().id: lib.KEY_I16,
-    pa.int32().id: lib.KEY_I32,
-    pa.int64().id: lib.KEY_I64,
-    pa.uint8().id: lib.KEY_U8,
-    pa.uint16().id: lib.KEY_U16,
-    pa.uint32().id: lib.KEY_U32,
-    pa.uint64().id: lib.KEY_U64,
-    pa.float32().id: lib.KEY_F32,
-    pa.float64().id: lib.KEY_F64,
-    pa.date32().id: lib.KEY_I32,
-    pa.timestamp("us").id: lib.KEY_I64,
-    pa.time32("s").id: lib.KEY_I32,
-    pa.time64("us").id: lib.KEY_I64,
-    pa.duration("us").id: lib.KEY_I64,
-    pa.decimal128(38).id: lib.KEY_DECIMAL128,
-    pa.string().id: lib.KEY_BYTES,
-    pa.binary().id: lib.KEY_BYTES,
-}
-
-
-_UUID = pa.uuid()
-
-
-def key_type(type_: pa.DataType) -> int | None:
-    """The core's `key_type_t` of an Arrow type, None when it cannot stand in a key."""
-    if type_ == _UUID:
-        return int(lib.KEY_UUID)
-    return _BY_ID.get(type_.id)
-
-
-def key_encoder(
-    codecs: Sequence[KeyColumnCodec], slow: Callable[[Sequence[Any]], bytes]
-) -> Callable[[Sequence[Any]], bytes]:
-    """A function that encodes keys of these columns, and no others.
-
-    For (int64, int32, string) it is
-
-        def encode(values):
-            try:
-                (v0, v1, v2) = values
-                return pack0(v0 + 0x8000000000000000, v1 + 0x80000000) + v2.encode()
-            except ERRORS:
-                return slow(values)
-
-    Args:
-        codecs: of the columns.
-        slow: the same, for values that it cannot take; it raises what is wrong with them.
-    """
-    names: dict[str, Any] = {"slow": slow, "ERRORS": _REFUSALS}
-    parts: list[str] = []
-    run: list[tuple[str, str]] = []
-    for i, codec in enumerate(codecs):
-        if isinstance(codec, IntegerCodec) and not isinstance(codec, BoolCodec | DecimalCodec):
-            plain = type(codec) is IntegerCodec
-            names[f"number{i}"] = codec.number
-            value = f"v{i}" if plain else f"number{i}(v{i})"
-            run.append((_CODES[codec.width], value + _raised(codec)))
-            continue
-        _close(run, parts, names)
-        names[f"encode{i}"] = codec.encode
-        text = isinstance(codec, BytesCodec) and codec.text and codec.last
-        parts.append(f"v{i}.encode()" if text else f"encode{i}(v{i})")
-    _close(run, parts, names)
-    given = "".join(f"v{i}, " for i in range(len(codecs)))
-    source = (
-        "def encode(values):\n"
-        "    try:\n"
-        f"        ({given}) = values\n"
-        f"        return {' + '.join(parts)}\n"
-        "    except ERRORS:\n"
-        "        return slow(values)\n"
-    )
-    exec(source, names)
-    encode: Callable[[Sequence[Any]], bytes] = names["encode"]
-    return encode
-
-
-_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_REFUSALS = (struct.error, TypeError, ValueError, OverflowError, AttributeError)
-
-
-def _raised(codec: IntegerCodec) -> str:
-    return f" + {1 << (8 * codec.width - 1):#x}" if codec.signed else ""
-
-
-def _close(run: list[tuple[str, str]], parts: list[str], names: dict[str, Any]) -> None:
-    """Packs a run of integer columns in one call."""
-    if run:
-        name = f"pack{len(parts)}"
-        names[name] = struct.Struct(">" + "".join(code for code, _ in run)).pack
-        parts.append(f"{name}({', '.join(value for _, value in run)})")
-        run.clear()
+from txnkv.core.value_codecs import KeyColumnCodec, key_type, value_codec
 
 
 @lru_cache(maxsize=1024)
 def key_codec(*types: pa.DataType) -> KeyCodec:
-    """The codec of these types, made once: that compiles a function.
+    """The codec of these types, made once.
 
     Raises:
         As `KeyCodec`.
@@ -143,11 +38,6 @@ class KeyCodec:
     Attributes:
         types: the Arrow types of the columns.
         width: bytes of a key, 0 when there is a string or binary column.
-        encode_one: `(values) -> bytes`, the key of one row, as `encode` gives it. Dates are
-            `date` or days, timestamps `datetime` or microseconds, both since 1970; the time zone
-            of a `datetime` is there when the column has one, and only then. Raises TypeError when
-            a value is not of its column's type, ValueError when there are too few or many, or one
-            is out of its type's range.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
@@ -168,7 +58,8 @@ class KeyCodec:
         self.width = int(lib.key_width(self._kinds, len(kinds)))
         last = len(types) - 1
         self._one: list[KeyColumnCodec] = [value_codec(t, i == last) for i, t in enumerate(types)]
-        self.encode_one = key_encoder(self._one, self._encode_any)
+        names = {str(i): type_ for i, type_ in enumerate(types)}
+        self._at_sight = row_table(names, (), tuple(names))
 
     # -- in bulk -------------------------------------------------------------------
 
@@ -283,7 +174,20 @@ class KeyCodec:
 
     # -- one at a time -------------------------------------------------------------
 
-    def _encode_any(self, values: Sequence[object]) -> bytes:
+    def encode_one(self, values: Sequence[object]) -> bytes:
+        """The key of one row, as `encode` gives it.
+
+        Args:
+            values: dates as `date` or days, timestamps as `datetime` or microseconds, both since
+                1970; the time zone of a `datetime` is there when the column has one, and only then.
+
+        Raises:
+            TypeError: a value is not of its column's type.
+            ValueError: there are too few or many, or one is out of its type's range.
+        """
+        key: bytes | None = self._at_sight.key(tuple(values))
+        if key is not None:
+            return key
         if len(values) != len(self._one):
             raise ValueError(f"{len(values)} values for a key of {len(self._one)} columns")
         return self.encode_prefix(values)

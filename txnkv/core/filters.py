@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.core.codec import key_type
 from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.rows import Bitmap
+from txnkv.core.value_codecs import key_type
 
 
 def bloom_build(keys: Keys, seed: int) -> pa.Buffer:

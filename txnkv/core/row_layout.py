@@ -1,23 +1,8 @@
 """Rows as byte strings: the value columns of one row, as small writes and MemRowSets hold them.
 
-The bytes are documented in docs/format-blocks.md, "Row". One row at a time goes through Python's
-`struct`, many through the core; both give the same bytes.
-
-For rows one at a time functions are written for one layout, since a generic loop over its columns
-would take several times as long as the rest of a small write. For (int64, string, date32) the
-function that encodes is
-
-    def encode(values):
-        bits = NONE
-        if None in values:
-            bits, values = without_nulls(values)
-        try:
-            v0, v1, v2 = values
-            b1 = v1.encode()
-            e1 = len(b1)
-            return pack(bits, v0, to2(v2), e1) + b1
-        except ERRORS:
-            raise explained(values) from None
+The bytes are documented in docs/format-blocks.md, "Row". Many rows go through the core; one at a
+time goes through its functions for Python values, and Python's `struct` where these do not know a
+value at sight. All give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +11,13 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 
 from txnkv.core.block import block_layout
-from txnkv.core.codec import key_type
 from txnkv.core.native import CoreError, RowTable, allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Rows, rows_pointer
 from txnkv.core.value_codecs import (
@@ -41,11 +26,9 @@ from txnkv.core.value_codecs import (
     DurationCodec,
     TimeCodec,
     TimestampCodec,
+    key_type,
     value_codec,
 )
-
-Encode = Callable[[Sequence[Any]], bytes]
-Decode = Callable[[bytes], tuple[Any, ...]]
 
 _KINDS = {
     lib.BLOCK_BIT: lib.ROW_BIT,
@@ -128,7 +111,7 @@ def _damaged(what: str) -> CoreError:
 
 @dataclass(frozen=True)
 class _Column:
-    """One column in the functions: `code` is its struct format, "" when it is variable.
+    """One column of a row: `code` is its struct format, "" when it is variable.
 
     `to` and `of` convert a value to what is packed and back; None when nothing is to be done.
     """
@@ -235,121 +218,44 @@ def _other(type_: pa.DataType) -> _Column:
     return _Column(type_, f"{width}s", to, of, of(bytes(width)))
 
 
-# -- functions ---------------------------------------------------------------------
+# -- one row -----------------------------------------------------------------------
 
 
-def row_functions(types: Sequence[pa.DataType]) -> tuple[Encode, Decode]:
-    """The functions that encode and decode one row of these columns."""
-    columns = [_column(type_) for type_ in types]
-    fixed = [i for i, column in enumerate(columns) if column.code]
-    variable = [i for i, column in enumerate(columns) if not column.code]
-    null_bytes = (len(columns) + 7) // 8
-    codes = "".join(columns[i].code for i in fixed) + "I" * len(variable)
-    layout = struct.Struct(f"<{null_bytes}s{codes}")
-    names: dict[str, Any] = {
-        "NONE": bytes(null_bytes),
-        "pack": layout.pack,
-        "unpack": layout.unpack_from,
-        "without_nulls": _without_nulls(columns),
-        "with_nulls": _with_nulls,
-        "explained": lambda values: _explained(columns, values),
-        "damaged": _damaged,
-        "ERRORS": (struct.error, AttributeError, OverflowError),
-        "BROKEN": (struct.error, UnicodeDecodeError),
-        **{f"to{i}": column.to for i, column in enumerate(columns)},
-        **{f"of{i}": column.of for i, column in enumerate(columns)},
-    }
-    source = _encode_source(columns, fixed, variable) + _decode_source(
-        columns, fixed, variable, layout.size
-    )
-    exec(source, names)
-    return names["encode"], names["decode"]
+class _AnyRow:
+    """Rows of values that `row_table` does not know at sight."""
 
+    def __init__(self, columns: Sequence[_Column]) -> None:
+        self._columns = columns
+        fixed = "".join(column.code for column in columns)
+        ends = "I" * sum(not column.code for column in columns)
+        self._head = struct.Struct(f"<{(len(columns) + 7) // 8}s{fixed}{ends}")
 
-def _list(names: Sequence[str]) -> str:
-    return "".join(f"{name}, " for name in names)
+    def encode(self, values: Sequence[Any]) -> bytes:
+        columns = self._columns
+        if len(values) != len(columns):
+            raise ValueError(f"{len(values)} values for a row of {len(columns)} columns")
+        bits, kept = self._without_nulls(values)
+        try:
+            packed = [
+                (c.code, each if c.to is None else c.to(each))
+                for c, each in zip(columns, kept, strict=True)
+            ]
+            fixed = [each for code, each in packed if code]
+            texts = [each for code, each in packed if not code]
+            return self._head.pack(bits, *fixed, *accumulate(map(len, texts))) + b"".join(texts)
+        except (struct.error, OverflowError):
+            raise _explained(columns, kept) from None
 
-
-def _encode_source(columns: list[_Column], fixed: list[int], variable: list[int]) -> str:
-    packed = [f"to{i}(v{i})" if columns[i].to else f"v{i}" for i in fixed]
-    lines = []
-    end = ""
-    for i in variable:
-        lines += [f"b{i} = {_to_bytes(columns[i], i)}", f"e{i} = {end}len(b{i})"]
-        end = f"e{i} + "
-    head = f"pack(bits, {_list(packed + [f'e{i}' for i in variable])})"
-    values = [f"b{i}" for i in variable]
-    if len(variable) > 2:
-        lines.append(f"return b''.join(({_list([head, *values])}))")
-    else:
-        lines.append(" + ".join([f"return {head}", *values]))
-    body = "".join(f"        {line}\n" for line in lines)
-    return (
-        "def encode(values):\n"
-        "    bits = NONE\n"
-        "    if None in values:\n"
-        "        bits, values = without_nulls(values)\n"
-        "    try:\n"
-        f"        ({_list([f'v{i}' for i in range(len(columns))])}) = values\n"
-        f"{body}"
-        "    except ERRORS:\n"
-        "        raise explained(values) from None\n"
-    )
-
-
-def _to_bytes(column: _Column, i: int) -> str:
-    if pa.types.is_string(column.type):
-        return f"v{i}.encode()"
-    if pa.types.is_binary(column.type):
-        return f"v{i} if type(v{i}) is bytes else to{i}(v{i})"
-    return f"to{i}(v{i})"
-
-
-def _decode_source(columns: list[_Column], fixed: list[int], variable: list[int], head: int) -> str:
-    raw = {i: f"v{i}" for i in fixed}
-    for k, i in enumerate(variable):
-        raw[i] = f"tail[{f'e{variable[k - 1]}' if k else ''}:e{i}]"
-    values = [_from_raw(column, i, raw[i]) for i, column in enumerate(columns)]
-    ends = ["0", *(f"e{i}" for i in variable)]
-    return (
-        "def decode(row):\n"
-        "    try:\n"
-        f"        bits, {_list([f'v{i}' for i in fixed] + ends[1:])} = unpack(row)\n"
-        f"        if not {' <= '.join(ends)} == len(row) - {head}:\n"
-        "            raise damaged('its lengths do not add up')\n"
-        f"        tail = row[{head}:]\n"
-        f"        values = ({_list(values)})\n"
-        "    except BROKEN as error:\n"
-        "        raise damaged(str(error)) from None\n"
-        "    return values if bits == NONE else with_nulls(bits, values)\n"
-    )
-
-
-def _from_raw(column: _Column, i: int, raw: str) -> str:
-    if pa.types.is_string(column.type):
-        return f"{raw}.decode()"
-    return f"of{i}({raw})" if column.of else raw
-
-
-def _without_nulls(columns: list[_Column]) -> Callable[[Sequence[Any]], tuple[bytes, list[Any]]]:
-    def without_nulls(values: Sequence[Any]) -> tuple[bytes, list[Any]]:
-        bits = 0
-        kept = list(values)
-        for i, column in enumerate(columns[: len(kept)]):
+    def _without_nulls(self, values: Sequence[Any]) -> tuple[bytes, list[Any]]:
+        bits, kept = 0, list(values)
+        for i, column in enumerate(self._columns):
             if kept[i] is None:
                 bits |= 1 << i
                 kept[i] = column.zero
-        return bits.to_bytes((len(columns) + 7) // 8, "little"), kept
-
-    return without_nulls
+        return bits.to_bytes((len(kept) + 7) // 8, "little"), kept
 
 
-def _with_nulls(bits: bytes, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    nulls = int.from_bytes(bits, "little")
-    return tuple(None if nulls >> i & 1 else value for i, value in enumerate(values))
-
-
-def _explained(columns: list[_Column], values: Sequence[Any]) -> Exception:
+def _explained(columns: Sequence[_Column], values: Sequence[Any]) -> Exception:
     """Return the error that says why values could not be packed."""
     for column, value in zip(columns, values, strict=True):
         try:
@@ -470,11 +376,6 @@ class RowLayout:
 
     Attributes:
         types: the Arrow types of the columns.
-        encode_one: `(values) -> bytes`, the row of one Python value a column: what `.as_py()`
-            gives, or for dates and timestamps the number, for bool 0 and 1; None is a null.
-            Raises TypeError or ValueError for a value that does not fit its column.
-        decode_one: `(row) -> tuple`, the values of a row, as `.as_py()` would give them. Raises
-            CoreError when the bytes are no row of this layout.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
@@ -485,7 +386,30 @@ class RowLayout:
         self._slots = ffi.new("row_slot_t[]", [(kind, width, 0) for kind, width in shapes])
         self.c = ffi.new("row_layout_t *")
         lib.row_layout_init(self._slots, len(shapes), self.c)
-        self.encode_one, self.decode_one = row_functions(self.types)
+        columns = {str(i): type_ for i, type_ in enumerate(self.types)}
+        self._at_sight = row_table(columns, columns, ())
+        self._any = _AnyRow([_column(type_) for type_ in self.types])
+
+    def encode_one(self, values: Sequence[Any]) -> bytes:
+        """The row of one Python value a column.
+
+        Args:
+            values: what `.as_py()` gives, or for dates and times the number, for bool 0 and 1; None
+                is a null.
+
+        Raises:
+            TypeError, ValueError: a value does not fit its column; there are too few or many.
+        """
+        made = self._at_sight.row(tuple(values))
+        return self._any.encode(values) if made is None else made[1]
+
+    def decode_one(self, row: bytes) -> tuple[Any, ...]:
+        """The values of a row, as `.as_py()` would give them.
+
+        Raises:
+            CoreError: the bytes are no row of this layout.
+        """
+        return tuple(self._at_sight.dict(b"", row).values())
 
     def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> RowBytes:
         """The rows of as many as the columns have, or of some.

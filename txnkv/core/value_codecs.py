@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
+from txnkv.core.native import lib
 from txnkv.errors import SchemaError
 
 _UNIX = datetime(1970, 1, 1)
@@ -28,6 +29,37 @@ _DAY = 86_400_000_000
 _TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _WIDE = Context(prec=80)
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):([0-5]\d)")
+
+
+_BY_ID: dict[int, int] = {
+    pa.bool_().id: lib.KEY_BOOL,
+    pa.int8().id: lib.KEY_I8,
+    pa.int16().id: lib.KEY_I16,
+    pa.int32().id: lib.KEY_I32,
+    pa.int64().id: lib.KEY_I64,
+    pa.uint8().id: lib.KEY_U8,
+    pa.uint16().id: lib.KEY_U16,
+    pa.uint32().id: lib.KEY_U32,
+    pa.uint64().id: lib.KEY_U64,
+    pa.float32().id: lib.KEY_F32,
+    pa.float64().id: lib.KEY_F64,
+    pa.date32().id: lib.KEY_I32,
+    pa.timestamp("us").id: lib.KEY_I64,
+    pa.time32("s").id: lib.KEY_I32,
+    pa.time64("us").id: lib.KEY_I64,
+    pa.duration("us").id: lib.KEY_I64,
+    pa.decimal128(38).id: lib.KEY_DECIMAL128,
+    pa.string().id: lib.KEY_BYTES,
+    pa.binary().id: lib.KEY_BYTES,
+}
+_UUID = pa.uuid()
+
+
+def key_type(type_: pa.DataType) -> int | None:
+    """The core's `key_type_t` of an Arrow type, None when it cannot stand in a key."""
+    if type_ == _UUID:
+        return int(lib.KEY_UUID)
+    return _BY_ID.get(type_.id)
 
 
 class KeyColumnCodec(Protocol):
