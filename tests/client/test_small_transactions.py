@@ -360,6 +360,21 @@ def test_it_times_out(client: txnkv.Client, table: txnkv.Table, now: Any, waitin
     assert table.count() == 0
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_who_looked_first_is_told_that_it_timed_out(
+    client: txnkv.Client, table: txnkv.Table, now: Any, flushed: bool
+) -> None:
+    txn = client.new_transaction(timeout=5)
+    txn.insert(table, (1, "a"))
+    if flushed:
+        txn.flush()
+    now.forward(6)
+    assert txn.state is ABORTED
+    for use in (txn.commit, txn.commit, txn.serialize, lambda: txn.get(table, 1)):
+        with pytest.raises(txnkv.TransactionTimedOutError):
+            use()
+
+
 def test_it_times_out_behind_a_writer_that_is_stopped(
     client: txnkv.Client, table: txnkv.Table, process: Any
 ) -> None:

@@ -44,6 +44,35 @@ def test_token_of_an_aborted_transaction_is_the_same(
     assert deserialize(client, token).state is txnkv.TxnState.ABORTED
 
 
+def test_who_joined_has_written_what_waited_when_it_is_closed(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    joined = deserialize(client, txn.serialize())
+    joined.insert("t", (1, None))
+    joined.new_session().insert("t", (2, None))
+    for _ in range(2):
+        joined.close()
+    txn.commit()
+    assert sorted(row["id"] for row in table.scan()) == [1, 2]
+
+
+def test_who_joined_is_told_at_its_close_of_what_is_not_written(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    table.insert((1, None))
+    txn = client.new_transaction()
+    joined, late = (deserialize(client, txn.serialize()) for _ in range(2))
+    joined.insert("t", (1, "there"))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        joined.close()
+    late.insert("t", (2, None))
+    txn.rollback()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="rolled back"):
+        late.close()
+    late.close()
+    assert table.count() == 1
+
+
 def test_transactions_have_different_tokens(client: txnkv.Client) -> None:
     made = {client.new_transaction().serialize() for _ in range(10)}
     assert len(made) == 10

@@ -230,6 +230,36 @@ def test_subprocess_opens_the_store_beside_its_parent(children: Children, store:
     assert children.start(EXEC, store).finish() == [str(BEFORE + 1), str(BEFORE + 11)]
 
 
+WAITING = """
+client = txnkv.connect(args[0], create=False)
+client.create_topic("events")
+sessions = [client.new_session(flush_mode=mode) for mode in ("manual", "auto_background")]
+for number, session in enumerate(sessions):
+    session.insert("left", {"id": 5000 + number, "text": "before the fork"})
+    session.send("events", b"before the fork")
+pid = os.fork()
+if pid == 0:
+    for number, session in enumerate(sessions):
+        assert session.flush() == txnkv.WriteResult()
+        session.insert("left", {"id": 6000 + number, "text": "of the child"})
+        session.close()
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+for session in sessions:
+    session.close()
+with client.topic("events").consumer(start="earliest") as consumer:
+    sent = len(consumer.poll(timeout=1))
+texts = [row["text"] for row in client.table("left").scan() if row["id"] >= 5000]
+say(code, sent, texts.count("before the fork"), texts.count("of the child"))
+"""
+
+
+def test_what_waits_in_a_session_is_written_by_its_own_process(
+    children: Children, store: Path
+) -> None:
+    assert children.start(WAITING, store).finish() == ["0 2 2 2"]
+
+
 BUSY = """
 import faulthandler
 client = txnkv.connect(args[0], create=False)

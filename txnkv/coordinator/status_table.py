@@ -25,7 +25,12 @@ import apsw
 
 from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import one
-from txnkv.errors import InvalidTxnStateError, ProducerFencedError, TxnNotFoundError
+from txnkv.errors import (
+    InvalidTxnStateError,
+    ProducerFencedError,
+    TransactionTimedOutError,
+    TxnNotFoundError,
+)
 from txnkv.storage import boot_id, clock
 
 PARTITION: Final = "partition"
@@ -222,9 +227,14 @@ def get_open(cur: apsw.Cursor, txn_id: int, what: str) -> TxnRow:
     return row
 
 
+_ENDED_BY: Final[Mapping[str, type[InvalidTxnStateError]]] = {
+    each.__name__: each for each in (ProducerFencedError, TransactionTimedOutError)
+}
+
+
 def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
-    fenced = row.error == ProducerFencedError.__name__
-    return (ProducerFencedError if fenced else InvalidTxnStateError)(
+    """Return the error for a transaction that is over, of the class that says what ended it."""
+    return _ENDED_BY.get(row.error or "", InvalidTxnStateError)(
         f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
         "Begin a new transaction"
     )

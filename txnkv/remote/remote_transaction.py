@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
@@ -287,6 +286,14 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.over = self.rolled_back = True
 
     def close(self) -> None:
+        try:
+            if self._joined and not self.over and not self.channel.closed:
+                for session in self._sessions:
+                    session.flush_for_commit()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.channel.shared.discard(self)
         if self._told is not None and not self.over and not self.channel.closed:
             self._call("close")
@@ -350,17 +357,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     # -- as a context manager ----------------------------------------------------------
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._joined:
-            if kind is None and not self.over:
-                for session in self._sessions:
-                    session.flush_for_commit()
-            self.close()
+            (self.close if error is None else self._let_go)()
         elif error is not None:
             self._leave(error)
         elif not self.over:

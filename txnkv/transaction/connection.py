@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
 from txnkv.core import RowReader
@@ -147,8 +148,23 @@ At: TypeAlias = Timestamp | datetime | Instant | None
 class Endable(Protocol):
     """A session."""
 
+    def begin_anew(self) -> None:
+        """Forget what a forked child inherited."""
+
     def end(self) -> None:
         """Let the next call find out that the client is closed."""
+
+
+_ALONE: Final = weakref.WeakSet[Endable]()
+"""Sessions outside of transactions, of all clients."""
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_ALONE):
+        session.begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Connection:
@@ -288,6 +304,11 @@ class Connection:
         self.require_own(at, "the snapshot", "client.snapshot()")
         at.require_open()
         return at.timestamp
+
+    def add_session(self, session: Endable) -> None:
+        """Know of a session outside of transactions, until it is dropped."""
+        self.sessions.add(session)
+        _ALONE.add(session)
 
     def end_sessions(self) -> None:
         """Let the next row or message of a session find out that the client is closed."""

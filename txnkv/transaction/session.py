@@ -111,7 +111,7 @@ class Session(Closing):
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
         if context is None:
-            connection.sessions.add(self)
+            connection.add_session(self)
 
     # -- rows --------------------------------------------------------------------------
 
@@ -413,10 +413,7 @@ class Session(Closing):
 
     @property
     def flush_mode(self) -> FlushMode:
-        """One of "manual", "auto_background" and "auto_sync".
-
-        Setting it raises InvalidTxnStateError while rows or messages wait: flush them first.
-        """
+        """One of `FLUSH_MODES`; setting it while rows wait raises InvalidTxnStateError."""
         return self._mode
 
     @flush_mode.setter
@@ -430,8 +427,7 @@ class Session(Closing):
                 "Flush the session first"
             )
         self.end()  # the short cuts are of mode manual
-        self._mode = mode
-        self._room.refuses = mode == "manual"
+        self._mode, self._room.refuses = mode, mode == "manual"
 
     @property
     def has_pending(self) -> bool:
@@ -464,6 +460,11 @@ class Session(Closing):
         self._errors.forget()
         if self._background is not None:
             self._background.cancel()
+
+    def begin_anew(self) -> None:
+        """Forget what a forked child inherited: its parent flushes what waits."""
+        self._background = None
+        self.discard()
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""
@@ -569,8 +570,7 @@ class Session(Closing):
                 self._unsure = Unsure(error.ask, outcome, lot)
             raise
         except BaseException as error:
-            gone = isinstance(error, TableNotFoundError)
-            self._put_back(lot._replace(runs=[]) if gone else lot)
+            self._put_back(lot._replace(runs=[]) if isinstance(error, TableNotFoundError) else lot)
             raise
         self._flushed.add(outcome)
         self._note(sent=lot.sent, acked=lot.acked)

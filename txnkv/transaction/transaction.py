@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -98,8 +97,6 @@ class Transaction(Closing):
             made._offer(context.rows)
         return made
 
-    # -- what it is --------------------------------------------------------------------
-
     @property
     def id(self) -> TxnId:
         """128 bits: the store's coordinator id (`.tcid`), then `.local`."""
@@ -188,7 +185,7 @@ class Transaction(Closing):
         self.connection.require_open()
         if not commit_protocols.is_complete(self.context):
             return False
-        self.close()
+        self._stop_heart()
         return True
 
     @shielded
@@ -207,8 +204,6 @@ class Transaction(Closing):
             future.set_running_or_notify_cancel()
             future.set_exception(error)
             return future
-
-    # -- versions of applications ----------------------------------------------------------
 
     @shielded
     def mark_applied(self, app_id: str, version: int, source: str | None = None) -> None:
@@ -253,7 +248,17 @@ class Transaction(Closing):
 
     @shielded
     def close(self) -> None:
-        """Stop heartbeats from this handle. Ends nothing, flushes nothing; twice is fine."""
+        """Stop heartbeats from this handle, and end nothing; twice is fine. One that joined by a
+        token flushes first, since nobody else has what waits in it, and raises as `commit` does.
+        """
+        flushes = self._joined and self.connection.is_open and self.context.local.open
+        try:
+            for session in self.context.sessions if flushes else ():
+                session.flush_for_commit()
+        finally:
+            self._stop_heart()
+
+    def _stop_heart(self) -> None:
         heart, self._heart, self._keepalive = self._heart, None, False
         if heart is not None and os.getpid() == heart.pid:
             self.context.instance.coordinator.heartbeats.remove(heart)
@@ -556,28 +561,21 @@ class Transaction(Closing):
         if not commit_protocols.abort_small(context := self.context, reason):
             context.instance.coordinator.abort(context.row.txn_id, reason)
         context.end(TxnState.ABORTED, reason)
-        self.close()
+        self._stop_heart()
 
     def _commit_large(self) -> Timestamp:
         try:
             return commit_protocols.commit_large(self.context)
         finally:
             if self.context.local.ended:
-                self.close()
+                self._stop_heart()
 
     # -- as a context manager ----------------------------------------------------------
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         local = self.context.local
         if self._joined:
-            for session in self.context.sessions if kind is None and local.open else ():
-                session.flush_for_commit()
-            self.close()
+            (self.close if error is None else self._stop_heart)()
         elif error is not None:
             self._leave(error)
         elif local.at is not Local.COMMITTED and local.at is not Local.ABORTED:
@@ -595,6 +593,6 @@ class Transaction(Closing):
         if not on_its_way and not self.context.local.ended:
             with suppress(TxnkvError):  # the exception that is under way says more
                 self.rollback()
-            self.close()
+            self._stop_heart()
             if isinstance(error, RowErrors):
                 error.note_rollback(self.id)
