@@ -32,7 +32,7 @@ INSIDE = {
     "GroupConsumer": "unpoll",
     "Subscription": "unreceive",
     "Producer": "hurry",
-    "Session": "discard end flush_for_commit flush_untold keep waiting",
+    "Session": "discard end flush_for_commit flush_untold begin_anew keep waiting",
     "Transaction": "abort_for begin start_heart",
 }
 """Methods that the package calls, and users do not."""

@@ -175,3 +175,29 @@ def test_run_takes_no_other_outcome_for_its_own(client: txnkv.Client, table: txn
     with pytest.raises(txnkv.CommitOutcomeUnknownError):
         client.run(work)
     assert table.get(1) is None
+
+
+@pytest.mark.parametrize("fails", [txnkv.UnavailableError, txnkv.StorageFullError])
+def test_an_outcome_that_cannot_be_asked_for_stays_unknown(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: type[txnkv.TxnkvError],
+) -> None:
+    """What is retriable would be done again, and this one is committed."""
+    commit = txnkv.Transaction.commit
+
+    def lost(txn: txnkv.Transaction) -> Any:
+        commit(txn)
+        raise txnkv.CommitOutcomeUnknownError("the answer was lost", int(txn.id))
+
+    def unasked(client: txnkv.Client, txn_id: int) -> Any:
+        raise fails("the disk fails still")
+
+    monkeypatch.setattr(txnkv.Transaction, "commit", lost)
+    monkeypatch.setattr(type(client), "outcome", unasked)
+    with pytest.raises(txnkv.CommitOutcomeUnknownError) as caught:
+        client.run(lambda txn: txn.insert(table, (1, None)))
+    assert not caught.value.retriable
+    assert isinstance(caught.value.__cause__, fails)
+    assert table.count() == 1

@@ -383,14 +383,17 @@ def test_a_handle_of_what_was_dropped_drops_no_namesake(
     assert store.topics() == []
 
 
-def test_what_is_done_on_the_stores_host(store: txnkv.Client, remote: Remote) -> None:
-    client = remote()
+def test_what_is_done_on_the_stores_host(
+    store: txnkv.Client, remote: Remote, tmp_path: Path
+) -> None:
+    client, anywhere = remote(), tmp_path / "anywhere"
     with pytest.raises(txnkv.NotSupportedError, match="store's host"):
-        client.backup("anywhere")
+        client.backup(anywhere)
     with pytest.raises(txnkv.NotSupportedError, match="made on the store's host"):
-        txnkv.dump(client, "anywhere")
+        txnkv.dump(client, anywhere)
     with pytest.raises(txnkv.NotSupportedError, match="another host's store"):
-        txnkv.replicate(client, "anywhere")
+        txnkv.replicate(client, anywhere)
+    assert not anywhere.exists()
     assert client.check().problems == []
     assert client.stats()["tables"]["t"]["rows"] == 0
     assert client.metrics()["commits"] >= 0

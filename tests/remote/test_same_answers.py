@@ -384,7 +384,7 @@ x = c.transaction()
 OTHERWISE = {
     "Client": "accept_loss attempts backup drop_index retries",
     "Scan": "to_polars",
-    "Session": "end",
+    "Session": "begin_anew end",
     "Transaction": "begin deserialize",
 }
 """Methods that other tests call over both, or that are made of such."""

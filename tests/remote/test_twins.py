@@ -59,7 +59,7 @@ AS_THEY_ARE = {
 INSIDE = {
     "Client": "addresses end_sessions info_of require_own timestamp_of writer elsewhere",
     "Scan": "over",
-    "Session": "keep",
+    "Session": "begin_anew keep",
     "Transaction": "abort_for begin start_heart",
 }
 """Methods that nobody calls on a remote handle."""

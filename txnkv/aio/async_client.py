@@ -16,8 +16,7 @@ from txnkv.aio.async_handles import (
     AsyncTransaction,
 )
 from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
-from txnkv.client import Attempts, Client
-from txnkv.coordinator import TxnState
+from txnkv.client import Attempts, Client, has_committed
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
 from txnkv.transaction import DEADLINE, Retries, Transaction, TxnToken
@@ -162,8 +161,7 @@ class AsyncClient(ClosingWrapper[Client]):
             except CommitOutcomeUnknownError as error:
                 if not returned or not error.txn_id:
                     raise  # it is of a commit of the function's own, or there is nothing to ask by
-                state = await self._calls(self.blocking.outcome, error.txn_id)
-                if state is TxnState.COMMITTED:
+                if await self._calls(has_committed, self.blocking.outcome, error):
                     return result
                 pause = retries.pause(error, retriable=True)
             except TxnkvError as error:

@@ -24,6 +24,7 @@ from txnkv.client.attempts import Claim as Claim
 from txnkv.client.attempts import NamedTransaction as NamedTransaction
 from txnkv.client.attempts import begin_transaction as begin_transaction
 from txnkv.client.attempts import claim_name as claim_name
+from txnkv.client.attempts import has_committed as has_committed
 from txnkv.client.attempts import names_table as names_table
 from txnkv.client.attempts import producer_number as producer_number
 from txnkv.client.backup import BackupReport as BackupReport

@@ -315,6 +315,18 @@ class Attempts:
         self._hold.release()
 
 
+def has_committed(outcome: Callable[[int], TxnState], unknown: CommitOutcomeUnknownError) -> bool:
+    """Ask how the transaction has ended whose commit broke off.
+
+    Raises:
+        CommitOutcomeUnknownError: the answer is not to be had either.
+    """
+    try:
+        return outcome(unknown.txn_id) is TxnState.COMMITTED
+    except TxnkvError as unasked:
+        raise unknown from unasked
+
+
 def run(
     attempts: Attempts,
     outcome: Callable[[int], TxnState],
@@ -338,7 +350,7 @@ def run(
         except CommitOutcomeUnknownError as error:
             if not returned or not error.txn_id:
                 raise  # it is of a commit of the function's own, or there is nothing to ask by
-            if outcome(error.txn_id) is TxnState.COMMITTED:
+            if has_committed(outcome, error):
                 return result
             pause = retries.pause(error, retriable=True)
         except TxnkvError as error:

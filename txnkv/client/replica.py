@@ -80,19 +80,23 @@ def replicate(
     require_count("max_bytes", max_bytes, "bytes")
     with ExitStack() as stack:
         source = src if isinstance(src, Client) else stack.enter_context(connect(src, create=False))
+        _require_here(source)
         follower = dest if isinstance(dest, Client) else stack.enter_context(connect(dest))
-        for client in (source, follower):
-            if client.elsewhere is not None:
-                raise NotSupportedError(
-                    f"{client.path} is another host's store: run txnkv.replicate there, with the "
-                    "store's directory"
-                )
+        _require_here(follower)
         if source.instance.store is follower.instance.store:
             raise ValueError(f"{source.path} cannot follow itself: name another store")
         lock = MaintenanceLock(Path(follower.path) / "follow.lock", through_forks=True)
         stack.callback(lock.close)
         with lock.hold():
             return _replicate(source, follower, topics, max_bytes, progress or (lambda _: None))
+
+
+def _require_here(client: Client) -> None:
+    if client.elsewhere is not None:
+        raise NotSupportedError(
+            f"{client.path} is another host's store: run txnkv.replicate there, with the store's "
+            "directory"
+        )
 
 
 def _replicate(

@@ -155,12 +155,12 @@ class Endable(Protocol):
         """Let the next call find out that the client is closed."""
 
 
-_ALONE: Final = weakref.WeakSet[Endable]()
+ALONE: Final = weakref.WeakSet[Endable]()
 """Sessions outside of transactions, of all clients."""
 
 
 def _after_fork_in_child() -> None:
-    for session in list(_ALONE):
+    for session in list(ALONE):
         session.begin_anew()
 
 
@@ -304,11 +304,6 @@ class Connection:
         self.require_own(at, "the snapshot", "client.snapshot()")
         at.require_open()
         return at.timestamp
-
-    def add_session(self, session: Endable) -> None:
-        """Know of a session outside of transactions, until it is dropped."""
-        self.sessions.add(session)
-        _ALONE.add(session)
 
     def end_sessions(self) -> None:
         """Let the next row or message of a session find out that the client is closed."""

@@ -25,6 +25,7 @@ from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import one_of
 from txnkv.transaction.commit_protocols import is_brief
 from txnkv.transaction.connection import (
+    ALONE,
     Acknowledged,
     AnySubscription,
     AnyTable,
@@ -111,7 +112,8 @@ class Session(Closing):
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
         if context is None:
-            connection.add_session(self)
+            connection.sessions.add(self)
+            ALONE.add(self)
 
     # -- rows --------------------------------------------------------------------------
 
