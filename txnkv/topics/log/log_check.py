@@ -28,10 +28,10 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
     are stored.
     """
     try:
-        for name in DATABASES:
-            log.environment.db(name)
         parts = LogParts(txn, log.environment)
         record = parts.record()
+        for name in DATABASES:
+            log.environment.db(name)
     except KeyError:
         return
     except CorruptionError as error:

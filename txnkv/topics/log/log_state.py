@@ -68,6 +68,7 @@ _LOOKED: Final = struct.Struct("<QQ")
 _VERSION: Final = 1
 _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<HHQQQqQ")
+_DAMAGED: Final = "log: the record of its state is damaged. Restore the store from a backup"
 _ID: Final = struct.Struct(">cQ")
 _BEGUN: Final = struct.Struct("<Qq")
 _U64: Final = struct.Struct("<Q")
@@ -97,7 +98,7 @@ class LogState(NamedTuple):
 
     @classmethod
     def load(cls, txn: lmdb.Transaction, db: Any) -> LogState | None:
-        """The record; None when nothing was ever put.
+        """The record; None when there is none.
 
         Raises:
             CorruptionError: it is damaged or of another version.
@@ -112,9 +113,7 @@ def _checked(data: bytes) -> LogState:
     if len(data) != _CRC.size + _RECORD.size or (
         crc32c(memoryview(data)[_CRC.size :]) != _CRC.unpack_from(data)[0]
     ):
-        raise CorruptionError(
-            "log: the record of its state is damaged. Restore the store from a backup"
-        )
+        raise CorruptionError(_DAMAGED)
     version, _, *fields = _RECORD.unpack_from(data, _CRC.size)
     if version != _VERSION:
         raise CorruptionError(
@@ -368,8 +367,25 @@ class LogParts:
         return ChunkReader(self.txn, self._db(LOG))
 
     def record(self) -> LogState | None:
-        """The record of the log; None when nothing was ever put."""
-        return LogState.load(self.txn, self._db(STATE))
+        """The record of the log; None when nothing was ever put.
+
+        Raises:
+            CorruptionError: it is damaged, of another version, or gone: something was put.
+        """
+        try:
+            found = LogState.load(self.txn, self._db(STATE))
+        except KeyError:
+            found = None
+        if found is None and (self._has(LOG) or self._has(SEGMENTS)):
+            raise CorruptionError(_DAMAGED)
+        return found
+
+    def _has(self, name: bytes) -> bool:
+        """Return True when a database was made and holds something."""
+        try:
+            return bool(self.txn.stat(self._db(name))["entries"])
+        except KeyError:  # nothing was ever put, and the store may be open to read only
+            return False
 
     def store(self, record: LogState) -> None:
         """Writes the record."""

@@ -38,7 +38,6 @@ from txnkv.topics.log.log_state import (
     ABORTED,
     DATABASES,
     LOG,
-    STATE,
     LogParts,
     LogState,
     Rewritten,
@@ -185,7 +184,7 @@ class PartitionLog:
         """The record of key compaction."""
         try:
             return self._of(txn).rewritten()
-        except KeyError:  # as of `state`
+        except KeyError:  # nothing was ever put, and the store may be open to read only
             return Rewritten()
 
     def note_rewritten(self, txn: lmdb.Transaction, upto: int) -> None:
@@ -200,11 +199,12 @@ class PartitionLog:
     # -- the state ---------------------------------------------------------------------
 
     def state(self, txn: lmdb.Transaction) -> LogState:
-        """The record of the log, for those who ask for several things of one transaction."""
-        try:
-            return LogState.load(txn, self.environment.db(STATE)) or _EMPTY
-        except KeyError:  # nothing was ever put, and the store may be open to read only
-            return _EMPTY
+        """The record of the log, for those who ask for several things of one transaction.
+
+        Raises:
+            CorruptionError: it is damaged, or gone.
+        """
+        return self._of(txn).record() or _EMPTY
 
     def start(self, txn: lmdb.Transaction) -> int:
         """The least offset that is readable."""
