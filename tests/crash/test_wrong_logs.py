@@ -1,7 +1,8 @@
-"""A log that is sound to LMDB, and lacks the record of its state."""
+"""A file that is sound and says what is wrong: a log without its record, another part's file."""
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 
+SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 PAGE = 4096
 
 
@@ -20,10 +22,10 @@ def background_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
 
 
-def send(client: txnkv.Client, *values: bytes) -> None:
+def send(client: txnkv.Client, *values: bytes, partition: int = 0) -> None:
     with client.transaction() as txn:
         for value in values:
-            txn.send("q", value)
+            txn.send("q", value, partition=partition)
     internals.flush(client)
 
 
@@ -77,4 +79,36 @@ def test_a_log_whose_record_is_gone_is_not_taken_for_an_empty_one(
         assert next(loss.lines()) == "topic 'q', partition 0: offsets 0 to 7"
         send(client, b"more")
         assert read(client) == [b"more"]
+        assert client.check().problems == []
+
+
+def test_another_partition_s_log_is_not_adopted(tmp_path: Path) -> None:
+    """Its messages were then those of this partition."""
+    path = tmp_path / "store"
+    with txnkv.connect(path) as client:
+        client.create_topic("q", partitions=2)
+        send(client, b"zero", b"zero", b"zero", b"zero")
+        send(client, b"one", b"one", partition=1)
+    shutil.copyfile(path / "logs/2/data.mdb", path / "logs/1/data.mdb")
+    with txnkv.connect(path) as client:
+        assert client.accept_loss("q/0").offsets == ((0, 4),)
+        assert read(client) == [b"one", b"one"]  # once
+        assert client.check().problems == []
+        send(client, b"more")
+        assert read(client) == [b"more", b"one", b"one"]
+
+
+def test_another_store_s_tablet_is_not_adopted(tmp_path: Path) -> None:
+    """Its row sets have the same numbers."""
+    for name in ("store", "other"):
+        with txnkv.connect(tmp_path / name) as client:
+            client.create_table("t", SCHEMA)
+            with client.transaction() as txn:
+                txn.upsert("t", {"id": 1, "text": name})
+            internals.flush(client)
+    file = Path("tablets", "1", "data.mdb")
+    shutil.copyfile(tmp_path / "other" / file, tmp_path / "store" / file)
+    with txnkv.connect(tmp_path / "store") as client:
+        assert client.accept_loss("t/0").rows[0].live == 1
+        assert client.table("t").count() == 0
         assert client.check().problems == []

@@ -170,10 +170,7 @@ class Extents:
             return None
         # It was durable before it was there to be seen.
         with self._status.read(durable=False) as cur:
-            found = cur.execute(
-                "SELECT identity, written FROM extents WHERE name = ?", (name,)
-            ).fetchone()
-        return None if found is None else Extent(*found)
+            return find(cur, name)
 
     def note(self, name: str, extent: Extent) -> None:
         """A commit of this process to an environment is durable."""
@@ -272,6 +269,12 @@ class Tracked:
                 f"{self.label}: {file} is of an earlier time, it ends with write {found.written} "
                 f"and status.db knows of {required.written}{self._advice}"
             )
+
+
+def find(cur: apsw.Cursor, name: str) -> Extent | None:
+    """Return how far an environment was written by status.db; None: it knows of no write."""
+    found = cur.execute("SELECT identity, written FROM extents WHERE name = ?", (name,)).fetchone()
+    return None if found is None else Extent(*found)
 
 
 def forget(cur: apsw.Cursor, names: Iterable[str]) -> None:

@@ -25,7 +25,9 @@ Mending has one step more, for status.db knows the file:
     status.db the extent of that file, and whatever else changes      from here on it is another one
     rename    into its place
 
-After a death in between, the file is another one than status.db says, and it is begun again.
+After a death in between, the file is another one than status.db says, and that one is aside still:
+it is begun again with it. Any other file that is not the one of status.db, as that of another part
+or store, is of no use.
 """
 
 from __future__ import annotations
@@ -143,49 +145,56 @@ class Mending:
         is_copy: False where there was nothing to copy.
     """
 
-    def __init__(self, path: Path, name: str, map_size: int) -> None:
+    def __init__(self, path: Path, name: str, map_size: int, status: StatusDatabase) -> None:
         self._path = path
         self._aside = path / _ASIDE
         self._name = name
         self._map_size = map_size
-        self.is_copy = self._copied()
+        self._status = status
+        with status.read() as cur:
+            self._required = extents.find(cur, name)
+        # It may be the file that status.db names.
+        self._is_named = self._required is not None and self._is_usable(self._aside)
+        self.is_copy = self._is_named or self._copied()
         self.environment = self._open()
 
     def make_anew(self) -> None:
         """Nothing of what could be copied is of use."""
+        self._is_named = False
         self.close()
         make_environment_files(self._aside)
         self.is_copy = False
         self.environment = self._open()
 
-    def put_in_place(self, status: StatusDatabase, also: Callable[[apsw.Cursor], object]) -> None:
-        """Have it take the place of the damaged one.
-
-        Args:
-            status: of the store.
-            also: what changes with that in status.db.
+    def put_in_place(self, also: Callable[[apsw.Cursor], object]) -> None:
+        """Have it take the place of the damaged one; `also` changes what does with that in
+        status.db.
         """
         self.environment.close_now()
         file = self._aside / "data.mdb"
         with _opened(self._aside, self._map_size, readonly=False) as env:
-            number = extents.read_extent(env).written
-            extent = Extent(extents.new_identity(), number + 1)
-            extents.write_mark(env, extent)
+            extent = extents.read_extent(env)
+            if not self._is_named:
+                extent = Extent(extents.new_identity(), extent.written + 1)
+                extents.write_mark(env, extent)
         sync_file(file)
         fault_point("mending.written")
-        with status.write() as cur:
+        self._is_named = True
+        with self._status.write() as cur:
             extents.replace(cur, self._name, extent)
             also(cur)
         fault_point("mending.named")
         os.chmod(file, 0o600)
         os.replace(file, self._path / "data.mdb")
+        self._is_named = False
         sync_directory(self._path)
         sync_directory(self._path.parent)
 
     def close(self) -> None:
-        """Remove what is aside."""
+        """Remove what is aside, unless it is to be begun again with it."""
         self.environment.close_now()
-        shutil.rmtree(self._aside, ignore_errors=True)
+        if not self._is_named:
+            shutil.rmtree(self._aside, ignore_errors=True)
 
     def _open(self) -> Environment:
         options = EnvironmentOptions(self._map_size)
@@ -195,7 +204,7 @@ class Mending:
         shutil.rmtree(self._aside, ignore_errors=True)  # of one that died
         make_private_directory(self._aside)
         with suppress(lmdb.Error, OSError):
-            if _is_whole(self._path, self._map_size):
+            if self._is_usable(self._path):
                 with _opened(self._path, self._map_size, readonly=True) as env:
                     extents.copy(env, self._aside, self._map_size)
                 return True
@@ -203,10 +212,28 @@ class Mending:
         make_environment_files(self._aside)
         return False
 
+    def _is_usable(self, path: Path) -> bool:
+        """Return True when a file is whole, and the one of status.db, if that knows one."""
+        with suppress(lmdb.Error, OSError):
+            # A read behind its end is a SIGBUS.
+            if size := (path / "data.mdb").stat().st_size:
+                with _opened(path, self._map_size, readonly=True) as env:
+                    end = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+                    required = self._required
+                    return end <= size and (
+                        required is None or extents.read_mark(env)[0] == required.identity
+                    )
+        return False
+
 
 @contextmanager
-def mend(environment: Environment, name: str) -> Iterator[Mending]:
+def mend(environment: Environment, name: str, status: StatusDatabase) -> Iterator[Mending]:
     """Be alone with a damaged environment, as a `with` block.
+
+    Args:
+        environment: the damaged one.
+        name: in status.db.
+        status: of the store.
 
     Raises:
         UnavailableError: another process has it open.
@@ -218,17 +245,8 @@ def mend(environment: Environment, name: str) -> Iterator[Mending]:
             raise UnavailableError(
                 f"{path} is open in another process. Close the store there, and try again"
             )
-        it = Mending(path, name, environment.map_bytes)
+        it = Mending(path, name, environment.map_bytes, status)
         try:
             yield it
         finally:
             it.close()
-
-
-def _is_whole(path: Path, map_size: int) -> bool:
-    """Return True when the file is as long as LMDB believes: a read behind its end is a SIGBUS."""
-    size = (path / "data.mdb").stat().st_size
-    if size == 0:
-        return False
-    with _opened(path, map_size, readonly=True) as env:
-        return bool((env.info()["last_pgno"] + 1) * env.stat()["psize"] <= size)

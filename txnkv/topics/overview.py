@@ -510,7 +510,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
     store, name = topics.store, f"logs/{partition.id}"
     with store.log_cuts(), store.maintenance():
         environment = store.environments.known(name, partition.label, partition.part)
-        with mend(environment, name) as it:
+        with mend(environment, name, store.status) as it:
             end = _end(topics, partition, it.environment) if it.is_copy else None
             with store.status.read() as cur:
                 upto = topic_catalog.next_offset(cur, partition.id)
@@ -522,7 +522,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
             if end is None:
                 it.make_anew()
             key = (payload.TOPIC, partition.id)
-            it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
+            it.put_in_place(lambda cur: held.give_up(cur, key))
     topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
     with store.status.write() as cur:
         roll_forward.regain_offsets(cur, partition)

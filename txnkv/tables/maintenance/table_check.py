@@ -215,7 +215,7 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
     schema = tables.current(tablet.table).schema
     with store.compaction(), store.maintenance():
         environment = store.environments.known(name, tablet.label, tablet.part)
-        with mend(environment, name) as it:
+        with mend(environment, name, store.status) as it:
             aside = _Aside(tables, tablet, it.environment)
             with store.status.read() as cur:
                 infos = manifest.readable(cur, tablet.id)
@@ -240,7 +240,7 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
 
             it.environment.write(delete)
             altered: list[Timestamp] = []
-            it.put_in_place(store.status, lambda cur: altered.extend(_forget(cur, tablet, loss)))
+            it.put_in_place(lambda cur: altered.extend(_forget(cur, tablet, loss)))
         for since in altered:
             store.runtime.raise_durable(since)
         tablet.forget(info.id for info in lost)
