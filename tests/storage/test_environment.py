@@ -21,6 +21,7 @@ from txnkv.errors import (
 from txnkv.storage import Environment, Environments, StoreDirectory, arm
 from txnkv.storage.environments import _TABLE
 from txnkv.storage.faults import InjectedFault
+from txnkv.storage.lmdb_open import OpenLmdb
 
 PAGE = b"v" * 4000
 
@@ -74,6 +75,42 @@ def test_exception_aborts_and_goes_on(environment: Environment) -> None:
 
     with pytest.raises(LookupError, match="mine"):
         environment.write(fail)
+    assert get(environment, b"a") == b"1"
+
+
+def panic(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have LMDB refuse the environment as it is open now, as after a commit that failed."""
+    refused, begin = environment._lmdb, OpenLmdb.begin
+
+    def begin_unless_refused(self: OpenLmdb, *args: Any) -> Any:
+        if self is refused:
+            raise lmdb.PanicError("mdb_txn_begin: MDB_PANIC")
+        return begin(self, *args)
+
+    monkeypatch.setattr(OpenLmdb, "begin", begin_unless_refused)
+
+
+@pytest.mark.parametrize("writing", [False, True])
+def test_who_comes_after_a_failed_commit_is_not_told(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, writing: bool
+) -> None:
+    """Whoever read or wrote next was told of an error that was another's."""
+    put(environment, b"a")
+    panic(environment, monkeypatch)
+    if writing:
+        put(environment, b"a", value=b"2")
+    assert get(environment, b"a") == (b"2" if writing else b"1")
+
+
+def test_outer_read_keeps_what_a_failed_commit_left(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(environment, b"a")
+    with environment.read() as txn:
+        panic(environment, monkeypatch)
+        with pytest.raises(UnavailableError, match="Nothing was changed"):
+            get(environment, b"a")
+        assert txn.get(b"a", db=environment.db(b"blocks")) == b"1"
     assert get(environment, b"a") == b"1"
 
 

@@ -390,6 +390,15 @@ class Environment:
             GATE.leave()
 
     def _begin(self, *, writing: bool) -> LmdbScope:
+        try:
+            return self._begin_once(writing)
+        except lmdb.PanicError:
+            # The commit of another failed: LMDB refuses this environment until it is opened again.
+            if not self.close(timeout=_PANIC_SECONDS):
+                raise
+            return self._begin_once(writing)
+
+    def _begin_once(self, writing: bool) -> LmdbScope:
         live = self._live
         self._gate.enter()
         try:
@@ -492,9 +501,6 @@ class Environment:
 
     def fail(self, error: Exception) -> NoReturn:
         """Raises the error of txnkv for one of LMDB or of the system, or that one itself."""
-        if isinstance(error, lmdb.PanicError):
-            # LMDB refuses this environment until it is opened again.
-            self.close(timeout=_PANIC_SECONDS)
         translated = lmdb_error(error, self.path)
         if translated is None:
             raise error

@@ -172,7 +172,9 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
     if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
-        return UnavailableError(f"LMDB environment {path} failed: {error}. Nothing was committed")
+        return UnavailableError(
+            f"LMDB environment {path} failed: {error}. Nothing was changed, try again"
+        )
     return None
 
 
