@@ -59,6 +59,7 @@ from txnkv.storage.faults import (
     FULL_ERRNOS,
     NO_DESCRIPTOR_ERRNOS,
     declare_fault_point,
+    disk_errors,
     fault_point,
     no_descriptor,
     storage_full,
@@ -274,17 +275,19 @@ class Backup:
             StoreNotFoundError: there is nothing.
             IncompatibleStoreError: it is no backup, or one of a newer version.
             CorruptionError: the list is damaged.
+            UnavailableError: the disk failed.
         """
         path = folder / LIST
-        if not folder.is_dir():
-            raise StoreNotFoundError(f"no backup at {folder}: there is no such folder")
-        if not path.is_file():
-            found = "a store" if (folder / "FORMAT").exists() else "another folder"
-            raise IncompatibleStoreError(
-                f"{folder} is no backup, but {found}: it has no file {LIST}. Name a folder that "
-                "client.backup or `txnkv backup` made"
-            )
-        return cls(folder, content_of(str(path), path.read_bytes()))
+        with disk_errors(path):
+            if not folder.is_dir():
+                raise StoreNotFoundError(f"no backup at {folder}: there is no such folder")
+            if not path.is_file():
+                found = "a store" if (folder / "FORMAT").exists() else "another folder"
+                raise IncompatibleStoreError(
+                    f"{folder} is no backup, but {found}: it has no file {LIST}. Name a folder "
+                    "that client.backup or `txnkv backup` made"
+                )
+            return cls(folder, content_of(str(path), path.read_bytes()))
 
     @property
     def size(self) -> int:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Final
 
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
-from txnkv.storage.faults import declare_fault_point, fault_point
+from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point
 
 FORMAT_NAME = "txnkv"
 FORMAT_VERSION = 10
@@ -140,10 +140,15 @@ class StoreDirectory:
     def add_feature(self, feature: str) -> None:
         """Name a feature in FORMAT, durably: from here on versions that do not know it refuse the
         store. Called while status.db is locked, so that others do not at the same time.
+
+        Raises:
+            StorageFullError: the disk is full; nothing was changed.
+            UnavailableError: it failed.
         """
-        features = self.features
-        if feature not in features:
-            _write_format(self.path, self.store_id, [*features, feature])
+        with disk_errors(self.path / "FORMAT"):
+            features = self.features
+            if feature not in features:
+                _write_format(self.path, self.store_id, [*features, feature])
 
     @property
     def runtime_path(self) -> Path:
@@ -171,22 +176,33 @@ class StoreDirectory:
         return self.path / "logs" / str(log_id)
 
     def remove_tablet_dir(self, tablet_id: int) -> None:
-        """Removes a tablet's files; one that is not there is fine. Drop its environment first."""
+        """Removes a tablet's files; one that is not there is fine. Drop its environment first.
+
+        Raises:
+            UnavailableError: the disk failed; it is to be tried again.
+        """
         self._remove(self.tablet_dir(tablet_id))
 
     def remove_log_dir(self, log_id: int) -> None:
-        """Removes a log's files; one that is not there is fine. Drop its environment first."""
+        """Removes a log's files; one that is not there is fine. Drop its environment first.
+
+        Raises:
+            UnavailableError: the disk failed; it is to be tried again.
+        """
         self._remove(self.log_dir(log_id))
 
     def _remove(self, folder: Path) -> None:
         # Renamed first, so that after a crash there is a whole environment or none.
         aside = folder.with_name(f"{_REMOVED}{folder.name}-{uuid.uuid4().hex}")
-        try:
-            folder.rename(aside)
-        except FileNotFoundError:
-            return
-        sync_directory(folder.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        with disk_errors(folder):
+            try:
+                folder.rename(aside)
+            except FileNotFoundError:
+                return
+            try:
+                sync_directory(folder.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
     def _mend(self) -> None:
         for name in _FOLDERS:

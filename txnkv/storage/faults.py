@@ -20,7 +20,8 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -172,10 +173,23 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
     if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
-        return UnavailableError(
-            f"LMDB environment {path} failed: {error}. Nothing was changed, try again"
-        )
+        what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
+        return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Tell what the disk refuses inside of the block as of a path.
+
+    Raises:
+        StorageFullError: it is full.
+        UnavailableError: it failed, or too many files are open.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise lmdb_error(error, path) or error from error
 
 
 def storage_full(path: Path, code: int) -> StorageFullError:

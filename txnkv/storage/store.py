@@ -18,7 +18,7 @@ from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import FIRST_WITH_EXTENTS, FileIdentity, StoreDirectory, removed
 from txnkv.storage.environments import Environments
 from txnkv.storage.extents import expect_files
-from txnkv.storage.faults import NO_DESCRIPTOR_ERRNOS, no_descriptor
+from txnkv.storage.faults import disk_errors
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.right_of_way import RightOfWay
@@ -110,21 +110,18 @@ class Store:
             StoreNotFoundError: there is none and it was not to be made, or this process has it
                 open and it was removed or replaced since.
             IncompatibleStoreError: the format or SQLite is not one that this version takes.
-            UnavailableError: the runtime file cannot be used now, or too many files are open.
+            UnavailableError: the runtime file cannot be used now, too many files are open, or the
+                disk failed.
+            StorageFullError: the disk is full.
             ValueError: this process has the store open to read only, and `read_only` is false; or
                 with other `cache_bytes`, or they are not above 0.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes={cache_bytes}: a number of bytes above 0, or None")
-        try:
-            with GATE.use():
-                return _STORES.open(
-                    Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
-                )
-        except OSError as error:
-            if error.errno in NO_DESCRIPTOR_ERRNOS:
-                raise no_descriptor(Path(path)) from error
-            raise
+        with disk_errors(Path(path)), GATE.use():
+            return _STORES.open(
+                Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
+            )
 
     @property
     def store_id(self) -> str:

@@ -156,7 +156,7 @@ class TableEngine(Tables):
             table_catalog.drop(cur, table, keep)
             touched = status_table.transactions_of(cur, KIND, table.tablets)
         self.coordinator.orchestrator.abort_all(touched, f"table {table.name!r} was dropped")
-        self.purge()
+        self._purge_or_note()
         return True
 
     def alter(
@@ -260,7 +260,7 @@ class TableEngine(Tables):
                 return False
             altered = self._set_indexes(cur, present, left)
             table_catalog.drop_hidden(cur, [index], altered.since)
-        self.purge()
+        self._purge_or_note()
         return True
 
     @contextmanager
@@ -330,8 +330,7 @@ class TableEngine(Tables):
                 folder = self.store.directory.tablet_dir(0).parent
                 remove_strays(self.store, folder, table_catalog.tablet_ids, self._remove)
                 self._swept_term = lease.term
-        with guard("tables", "removal of what was dropped"):
-            self.purge()
+        self._purge_or_note()
         with guard("tables", "flush"):
             if self._flush_due():
                 flush.flush(self)
@@ -377,6 +376,11 @@ class TableEngine(Tables):
     def after_fork_in_child(self) -> None:
         """The background work belongs to the parent."""
         self.compactor.after_fork_in_child()
+
+    def _purge_or_note(self) -> None:
+        """`purge` of what stays dropped: where it fails, the leader tries again."""
+        with self.coordinator.damage.guard("tables", "removal of what was dropped"):
+            self.purge()
 
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""

@@ -251,6 +251,7 @@ def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
         fault_point("marker.aborted")
 
 
+_REMOVAL: Final = "removal of what was dropped"
 ENFORCED_EVERY: Final = 60 * 1_000_000
 """Microseconds between two rounds of retention, and of what idle producers left."""
 
@@ -361,7 +362,9 @@ class TopicEngine(Topics):
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
             touched += self.subscriptions.transactions_of(cur, topic)
         self.coordinator.orchestrator.abort_all(touched, f"topic {topic.name!r} was dropped")
-        self.purge()
+        # It stays dropped: what fails here is tried again by the leader.
+        with self.coordinator.damage.guard("topics", _REMOVAL):
+            self.purge()
         return True
 
     def sweep(self, lease: Lease) -> None:
@@ -369,7 +372,7 @@ class TopicEngine(Topics):
         guard = self.coordinator.damage.guard
         with guard("topics", "end markers"):
             roll_forward.complete_marked(self)
-        with guard("topics", "removal of what was dropped"):
+        with guard("topics", _REMOVAL):
             if lease.term is not None and lease.term != self._swept_term:
                 folder = self.store.directory.log_dir(0).parent
                 remove_strays(self.store, folder, topic_catalog.partition_ids, self._remove)

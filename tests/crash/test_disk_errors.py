@@ -1,0 +1,129 @@
+"""A disk that fails one call: who called gets an error of txnkv, or none where all is done."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests import internals
+from txnkv.coordinator.maintenance import Maintenance
+
+SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
+CODES = {errno.EIO: txnkv.UnavailableError, errno.ENOSPC: txnkv.StorageFullError}
+
+Fail = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def background_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Has the next call of a function of `os` fail whose path ends so."""
+
+    def arm(name: str, path: str, code: int = errno.EIO) -> None:
+        real, left = getattr(os, name), [1]
+
+        def once(at: Any, *args: Any, **options: Any) -> Any:
+            if left and isinstance(at, str | os.PathLike) and os.fspath(at).endswith(path):
+                left.pop()
+                raise OSError(code, os.strerror(code), os.fspath(at))
+            return real(at, *args, **options)
+
+        monkeypatch.setattr(os, name, once)
+
+    return arm
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with something on the disk."""
+    path = tmp_path / "store"
+    with txnkv.connect(path) as client:
+        client.create_table("t", SCHEMA)
+        client.create_index("t", "text")
+        client.create_topic("q")
+        with client.transaction() as txn:
+            txn.upsert("t", {"id": 1, "text": "one"})
+            txn.send("q", b"one")
+        internals.flush(client)
+    return path
+
+
+DROPS: dict[str, Callable[[txnkv.Client], object]] = {
+    "table": lambda client: client.drop_table("t"),
+    "index": lambda client: client.drop_index("t", "text"),
+    "topic": lambda client: client.drop_topic("q"),
+}
+
+
+def parts(path: Path) -> int:
+    """Folders of tablets and logs, those on their way out too."""
+    return sum(len(os.listdir(path / folder)) for folder in ("tablets", "logs"))
+
+
+@pytest.mark.parametrize("call", ["rename", "open"])
+@pytest.mark.parametrize("what", DROPS)
+def test_what_is_dropped_is_dropped(path: Path, fail: Fail, what: str, call: str) -> None:
+    """The files could not be removed yet: an OSError said that the drop had failed."""
+    with txnkv.connect(path) as client:
+        before = parts(path)
+        if call == "rename":
+            fail(call, {"table": "tablets/1", "index": "tablets/2", "topic": "logs/1"}[what])
+        else:
+            fail(call, "logs" if what == "topic" else "tablets")
+        DROPS[what](client)
+        assert client.metrics()["failing_parts"] == 1
+        with pytest.raises(txnkv.TxnkvError, match=r"no (table|topic|index)"):
+            DROPS[what](client)
+        assert internals.maintenance(client).round(resume_all=True)
+        assert client.metrics()["failing_parts"] == 0
+        assert parts(path) < before
+        assert client.check().problems == []
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_errors_of_an_index_that_is_made(path: Path, fail: Fail, code: int) -> None:
+    with txnkv.connect(path) as client:
+        client.create_table("other", SCHEMA)
+        directory = internals.store(client).directory
+        for feature in directory.features:  # as if it were the first
+            (path / "FORMAT").write_text((path / "FORMAT").read_text().replace(f'"{feature}"', ""))
+        fail("open", "FORMAT.new", code)
+        with pytest.raises(CODES[code], match="FORMAT"):
+            client.create_index("other", "text")
+        assert client.table("other").indexes == []
+        client.create_index("other", "text")
+        assert client.check().problems == []
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(("call", "at"), [("open", "FORMAT.new"), ("mkdir", "tablets")])
+def test_errors_of_connect(tmp_path: Path, fail: Fail, code: int, call: str, at: str) -> None:
+    fail(call, at, code)
+    with pytest.raises(CODES[code], match="store"):
+        txnkv.connect(tmp_path / "store")
+    with txnkv.connect(tmp_path / "store") as client:
+        client.create_table("t", SCHEMA)
+
+
+def test_errors_of_restore(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with txnkv.connect(path) as client:
+        client.backup(tmp_path / "backup")
+
+    def broken(file: Path) -> bytes:
+        raise OSError(errno.EIO, "injected", str(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", broken)
+        with pytest.raises(txnkv.UnavailableError, match="BACKUP failed"):
+            txnkv.restore(tmp_path / "backup", tmp_path / "restored")
+    txnkv.restore(tmp_path / "backup", tmp_path / "restored")
