@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.coordinator import Coordinator
 from txnkv.coordinator.maintenance import Maintenance
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
@@ -127,3 +128,25 @@ def test_errors_of_restore(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(txnkv.UnavailableError, match="BACKUP failed"):
             txnkv.restore(tmp_path / "backup", tmp_path / "restored")
     txnkv.restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_a_with_block_whose_rollback_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its transaction stayed open, and readers waited, until it had no heartbeat for 30 s."""
+
+    def full(*_: object) -> None:
+        raise txnkv.StorageFullError("injected")
+
+    def use(txn: txnkv.Transaction) -> None:
+        txn.send("q", b"v", partition=0)
+        txn.serialize()  # so it is stored
+        raise LookupError("mine")
+
+    with txnkv.connect(path) as client:
+        txn = client.transaction()
+        with monkeypatch.context() as patch:
+            patch.setattr(Coordinator, "abort", full)
+            with pytest.raises(LookupError, match="mine"), txn:
+                use(txn)
+        assert client.transaction_state(txn.id) is txnkv.TxnState.OPEN
+        assert internals.maintenance(client).round()
+        assert client.transaction_state(txn.id) is txnkv.TxnState.ABORTED

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -336,10 +336,12 @@ class Coordinator:
         *,
         transactional: bool,
         lock_timeout: float = partition_locks.LOCK_TIMEOUT,
+        named: Callable[[int], str] | None = None,
     ) -> None:
         """Before a write to participants: take their locks, or meet those of others.
 
-        Waits while an older transaction may wait (wait-die), up to its timeout.
+        Waits while an older transaction may wait (wait-die), up to its timeout. `named` tells the
+        name of a participant.
 
         Raises:
             TransactionLockedError: a lock stood in the way. With `transactional`, a younger
@@ -353,7 +355,8 @@ class Coordinator:
             answer = self._ask(row, kind, wanted, transactional)
             if answer.verdict is Verdict.GRANTED:
                 return
-            holder = f"{kind} {wanted} is locked by transaction {answer.holder}"
+            locked = named(answer.id) if named else f"{kind} {answer.id}"
+            holder = f"{locked} is locked by transaction {answer.holder}"
             if answer.verdict is Verdict.DIE:
                 if transactional:
                     self.abort(row.txn_id, f"{holder}, which is older", TransactionLockedError)
@@ -402,6 +405,13 @@ class Coordinator:
             return partition_locks.request(cur, row, kind, ids)
 
     # -- end ---------------------------------------------------------------------------
+
+    def leave(self, row: TxnRow) -> None:
+        """Have the leader's next round abort a transaction, if it is still open then: its handle is
+        gone.
+        """
+        if row.heartbeat_slot is not None:
+            self.store.runtime.heartbeat(row.heartbeat_slot, row.txn_id, liveness.LEFT)
 
     def abort(self, txn_id: int, reason: str, error: type[TxnkvError] | None = None) -> TxnRow:
         """Abort a transaction and wait until every participant has done so. Twice is fine.

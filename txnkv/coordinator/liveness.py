@@ -131,6 +131,9 @@ MIN_KEEPALIVE: Final = 0.5
 """Seconds. A heartbeat waits until its thread has Python's lock, for 5 ms behind each thread
 that computes, and for as long as C code keeps it: that must not be taken for silence."""
 
+LEFT: Final = 0
+"""The last heartbeat of a transaction that is to be aborted: no moment is so early."""
+
 _CHANGE_OF_LEADERS: Final = 2 * 1_000_000
 """Microseconds without a leader that are no reason to listen anew."""
 
@@ -172,6 +175,8 @@ def expired(row: TxnRow, store: Store) -> str | None:
     if row.heartbeat_slot is None:
         return None
     txn_id, last = store.runtime.heartbeat_read(row.heartbeat_slot)
+    if txn_id == row.txn_id and last == LEFT:
+        return "was left, and could not be rolled back then"
     if txn_id == row.txn_id and now - last > row.keepalive:
         return f"had no heartbeat for {row.keepalive / 1e6:g} s"
     return None

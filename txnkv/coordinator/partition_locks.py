@@ -56,6 +56,8 @@ class Verdict(Enum):
 class LockAnswer:
     verdict: Verdict
     holder: int | None = None
+    id: int = 0
+    """The one that the holder has locked."""
 
 
 def holder_of(cur: apsw.Cursor, kind: str, id: int) -> int | None:
@@ -63,13 +65,13 @@ def holder_of(cur: apsw.Cursor, kind: str, id: int) -> int | None:
     return None if found is None else int(found[0])
 
 
-def judge(cur: apsw.Cursor, row: TxnRow | None, holder: int) -> LockAnswer:
-    """Decide what a writer does that met a lock of `holder`; a `row` of None writes outside of
-    transactions.
+def judge(cur: apsw.Cursor, row: TxnRow | None, holder: int, id: int) -> LockAnswer:
+    """Decide what a writer does that met a lock of `holder` on `id`; a `row` of None writes outside
+    of transactions.
     """
     if row is None or row.age() > status_table.get(cur, holder).age():
-        return LockAnswer(Verdict.DIE, holder)
-    return LockAnswer(Verdict.WAIT, holder)
+        return LockAnswer(Verdict.DIE, holder, id)
+    return LockAnswer(Verdict.WAIT, holder, id)
 
 
 def request(cur: apsw.Cursor, row: TxnRow, kind: str, ids: Iterable[int]) -> LockAnswer:
@@ -78,7 +80,7 @@ def request(cur: apsw.Cursor, row: TxnRow, kind: str, ids: Iterable[int]) -> Loc
     for id in wanted:
         holder = holder_of(cur, kind, id)
         if holder is not None and holder != row.txn_id:
-            return judge(cur, row, holder)
+            return judge(cur, row, holder, id)
     granted = granted_at(cur, row.txn_id, _SNAPSHOT, row.txn_id) or next_timestamp(cur)
     cur.executemany(
         "INSERT OR IGNORE INTO locks (kind, id, txn_id, granted_ts) VALUES (?, ?, ?, ?)",
@@ -92,7 +94,7 @@ def meet(cur: apsw.Cursor, row: TxnRow | None, kind: str, ids: Iterable[int]) ->
     for id in ids:
         holder = holder_of(cur, kind, id)
         if holder is not None and (row is None or holder != row.txn_id):
-            return judge(cur, row, holder)
+            return judge(cur, row, holder, id)
     return LockAnswer(Verdict.GRANTED)
 
 

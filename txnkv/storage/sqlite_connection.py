@@ -81,6 +81,8 @@ def open_writer(path: Path, cache_bytes: int) -> apsw.Connection:
     """A connection that may write, to a database file that is there."""
 
     def prepare(connection: apsw.Connection) -> None:
+        if connection.readonly("main"):
+            raise apsw.ReadOnlyError("SQLite could open it to read alone")
         _prepare_read_write(connection)
         connection.pragma("synchronous", "normal")  # COMMIT writes; `WalFile` syncs the WAL
         connection.pragma("page_size", PAGE_BYTES)
@@ -181,12 +183,17 @@ def sqlite_error(
     error: BaseException, path: Path, connection: apsw.Connection | None
 ) -> TxnkvError | None:
     """The error of txnkv for one of SQLite; None when it is about the statement, not the store."""
+    said = _said(error)
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return CorruptionError(f"{path} is damaged: {error}. Restore a backup")
+        return CorruptionError(f"{path} is damaged: {said}. Restore a backup")
     if isinstance(error, apsw.ReadOnlyError):
-        return NotSupportedError(f"{path} cannot be written: {error}. Was the store opened so?")
+        if _is_protected(path) or (connection is not None and connection.pragma("query_only")):
+            return NotSupportedError(f"{path} cannot be written: {said}. Was the store opened so?")
+        return UnavailableError(
+            f"{path} could not be opened to write: {said}. Nothing was changed, try again"
+        )
     if isinstance(error, apsw.FullError):
-        return _full(path, str(error))
+        return _full(path, said)
     if isinstance(error, apsw.IOError) and connection is not None:
         code = connection.system_errno
         if code in FULL_ERRNOS:
@@ -194,10 +201,29 @@ def sqlite_error(
     if isinstance(error, apsw.CantOpenError) and is_without_descriptor():
         return no_descriptor(path)
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
-        return UnavailableError(f"{path} failed: {error}. This transaction is not visible")
+        return UnavailableError(f"{path} failed: {said}. This transaction is not visible")
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
-        return UnavailableError(f"{path} is busy: {error}. Nothing was changed, try again")
+        return UnavailableError(f"{path} is busy: {said}. Nothing was changed, try again")
     return None
+
+
+def _said(error: BaseException) -> str:
+    """The text of an error; of one without, the name of its code."""
+    text = str(error)
+    if text and text != "not an error":
+        return text
+    names: dict[int, str] = apsw.mapping_extended_result_codes | apsw.mapping_result_codes  # type: ignore[assignment]
+    return names.get(getattr(error, "extendedresult", -1), type(error).__name__)
+
+
+def _is_protected(path: Path) -> bool:
+    """Return True when the files of a database, or their folder, are not for this process to write.
+
+    Else one of them could not be opened to write just then, and SQLite opened it to read.
+    """
+    files = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+    there = [file for file in files if file.exists()]
+    return not all(os.access(file, os.W_OK) for file in [path.parent, *there])
 
 
 def _full(path: Path, text: str) -> StorageFullError:

@@ -314,15 +314,16 @@ class StatusDatabase:
                 raise ClosedError(f"{self.path} is closed; open the store again")
             self._queue.acquire(wait=wait)
             try:
-                code = (self._native or self._open_writer()).begin(BUSY_MILLISECONDS)
-                if code:
+                if code := (self._native or self._open_writer()).begin(BUSY_MILLISECONDS):
                     raise apsw.exception_for(code)
                 assert self._writer is not None
                 return self._writer.cursor()
             except BaseException as error:
+                if isinstance(error, apsw.ReadOnlyError):  # it stays so as long as it is open
+                    self._readers.close()
+                    self._close_writer()
                 self._queue.release()
-                translated = sqlite_error(error, self.path, self._writer)
-                if translated is not None:
+                if (translated := sqlite_error(error, self.path, self._writer)) is not None:
                     raise translated from error
                 raise
         except BaseException:

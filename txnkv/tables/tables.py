@@ -225,6 +225,11 @@ class Tables(Catalog[TableInfo]):
             raise CorruptionError(f"status.db: tablet {id} is half gone. Restore a backup")
         return found[0]
 
+    def part_of(self, id: int) -> str:
+        """The name of a tablet, as messages tell it."""
+        tablet = self.tablet(id)
+        return f"tablet {id}" if tablet is None else tablet.part
+
     # -- row sets and memory --------------------------------------------------------------
 
     def maintenance(self) -> AbstractContextManager[None]:

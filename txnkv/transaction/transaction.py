@@ -591,8 +591,11 @@ class Transaction(Closing):
         with self._gate, self.context.lock:
             on_its_way = self.context.local.at in (Local.COMMITTING, Local.FINISHING)
         if not on_its_way and not self.context.local.ended:
-            with suppress(TxnkvError):  # the exception that is under way says more
-                self.rollback()
             self._stop_heart()
+            try:
+                self.rollback()
+            except TxnkvError:  # the exception that is under way says more
+                with suppress(TxnkvError):
+                    self.context.instance.coordinator.leave(self.context.row)
             if isinstance(error, RowErrors):
                 error.note_rollback(self.id)

@@ -20,7 +20,7 @@ catalog by its version, locks by whether there are any, keys by the latest commi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import apsw
 
@@ -229,7 +229,7 @@ def validate(
             table_catalog.require_unchanged(cur, tablet.table)
         held.refuse(held.ids(cur, payload.TABLET), tablets)
     if cur is not None and log.locked:
-        _refuse_locked(cur, row if transactional else None, list(tablets))
+        _refuse_locked(cur, row if transactional else None, tablets)
     since = row.snapshot_ts
     if latest > since:
         for id, own in memories.items():
@@ -256,11 +256,11 @@ def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
     )
 
 
-def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, ids: Sequence[int]) -> None:
-    answer = partition_locks.meet(cur, row, KIND, ids)
+def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, tablets: Mapping[int, Tablet]) -> None:
+    answer = partition_locks.meet(cur, row, KIND, tablets)
     if answer.verdict is Verdict.GRANTED:
         return
-    holder = f"{KIND} {list(ids)} is locked by transaction {answer.holder}"
+    holder = f"{tablets[answer.id].part} is locked by transaction {answer.holder}"
     if row is None:
         raise TransactionLockedError(
             f"{holder}; a write outside of a transaction does not wait. Try it again later"

@@ -162,8 +162,8 @@ class TabletParticipants(Participants):
             holder = partition_locks.holder_of(cur, KIND, id)
             if holder is not None and holder != row.txn_id:
                 raise TransactionLockedError(
-                    f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
-                    "was aborted. Run it again when that has ended"
+                    f"{self._tables.part_of(id)} is locked by transaction {holder}: transaction "
+                    f"{row.txn_id} was aborted. Run it again when that has ended"
                 )
         table_catalog.refuse_tightened(cur, ids, row.snapshot_ts)
         if (reads := self._tables.read_sets.get(row.txn_id)) is not None:

@@ -246,6 +246,7 @@ def _admit(tables: Tables, context: WriteContext, ids: Sequence[int]) -> None:
         ids,
         transactional=context.transactional,
         lock_timeout=context.lock_timeout,
+        named=tables.part_of,
     )
 
 

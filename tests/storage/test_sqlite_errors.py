@@ -1,0 +1,80 @@
+"""Errors of SQLite: what they say, and what comes after a file that could not be opened once."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from txnkv.errors import NotSupportedError, StorageFullError, UnavailableError
+from txnkv.storage import Store, sqlite_connection
+from txnkv.storage.sqlite_connection import sqlite_error
+
+Fail = Callable[[str, int], None]
+
+_OPEN = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, use_errno=True
+)  # fmt: skip
+
+
+def test_an_error_without_a_text_is_told_by_its_code(tmp_path: Path) -> None:
+    """It said "status.db failed: . This transaction is not visible"."""
+    failed = sqlite_error(apsw.exception_for(apsw.SQLITE_IOERR_WRITE), tmp_path, None)
+    assert isinstance(failed, UnavailableError)
+    assert "failed: SQLITE_IOERR_WRITE. This" in str(failed)
+    full = sqlite_error(apsw.exception_for(apsw.SQLITE_FULL), tmp_path, None)
+    assert isinstance(full, StorageFullError)
+    assert ": SQLITE_FULL. Nothing" in str(full)
+    odd = sqlite_error(apsw.IOError("not an error"), tmp_path, None)
+    assert "failed: IOError. This" in str(odd)
+
+
+@pytest.fixture
+def fail() -> Iterator[Fail]:
+    """Has SQLite's next try to open a file of this name to write fail."""
+    vfs = apsw.VFS("of the test", base="unix")
+    real = vfs.xGetSystemCall("open")
+    call, armed = _OPEN(real), []
+
+    def opened(path: bytes, flags: int, mode: int) -> int:
+        if armed and flags & os.O_RDWR and path.endswith(armed[0][0]):
+            ctypes.set_errno(armed.pop()[1])
+            return -1
+        return int(call(path, flags, mode))
+
+    mine = _OPEN(opened)
+    vfs.xSetSystemCall("open", ctypes.cast(mine, ctypes.c_void_p).value)
+    yield lambda name, code: armed.append((name.encode(), code))
+    vfs.xSetSystemCall("open", real)
+    vfs.unregister()
+
+
+def insert(store: Store, id: int) -> None:
+    with store.status.write() as cur:
+        cur.execute("INSERT INTO t VALUES (?, 1)", (id,))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("name", ["status.db", "status.db-wal", "status.db-shm"])
+def test_a_file_that_cannot_be_opened_once(store: Store, fail: Fail, name: str, code: int) -> None:
+    """SQLite opened it to read, and all writes of the process were told that the store was."""
+    insert(store, 1)
+    store.status._close_connections()
+    fail(name, code)
+    with pytest.raises(UnavailableError, match="could not be opened to write"):
+        insert(store, 2)
+    insert(store, 3)
+    with store.status.read() as cur:
+        assert cur.execute("SELECT id FROM t").fetchall() == [(1,), (3,)]
+
+
+def test_a_file_that_is_not_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = apsw.exception_for(apsw.SQLITE_READONLY)
+    assert isinstance(sqlite_error(error, tmp_path / "status.db", None), UnavailableError)
+    monkeypatch.setattr(sqlite_connection.os, "access", lambda *_: False)
+    assert isinstance(sqlite_error(error, tmp_path / "status.db", None), NotSupportedError)
