@@ -595,7 +595,6 @@ class Transaction(Closing):
             try:
                 self.rollback()
             except TxnkvError:  # the exception that is under way says more
-                with suppress(TxnkvError):
-                    self.context.instance.coordinator.leave(self.context.row)
+                self.context.instance.coordinator.leave(self.context.row)
             if isinstance(error, RowErrors):
                 error.note_rollback(self.id)
