@@ -4,8 +4,6 @@
 #include "common/bits.h"
 #include "native/row_column.h"
 
-
-
 /* Sets the table's error in place of whatever is set. */
 static PyObject *damaged(const row_table_t *table, const char *what) {
     PyErr_Clear();

@@ -33,7 +33,7 @@ INSIDE = {
     "Subscription": "unreceive",
     "Producer": "hurry",
     "Session": "discard end flush_for_commit flush_untold begin_anew keep waiting",
-    "Transaction": "abort_for begin start_heart",
+    "Transaction": "abort_for begin drop start_heart",
 }
 """Methods that the package calls, and users do not."""
 

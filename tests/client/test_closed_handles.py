@@ -92,7 +92,7 @@ BY_ITSELF = {
     "txn": {
         "id", "age", "snapshot", "close", "connection", "context", "commit_async", "begin",
         "deserialize",
-        "abort_for", "start_heart", "pending_errors",
+        "abort_for", "drop", "start_heart", "pending_errors",
     },
     "session": {
         "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end", "keep",

@@ -73,6 +73,65 @@ def test_who_joined_is_told_at_its_close_of_what_is_not_written(
     assert table.count() == 1
 
 
+def test_a_refused_row_keeps_no_other_session_from_being_written(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    joined = deserialize(client, txn.serialize())
+    refused, other = joined.new_session(), joined.new_session()
+    for _ in range(2):
+        refused.insert("t", (1, None))
+    other.insert("t", (2, None))
+    with joined.new_session() as closed:
+        closed.insert("t", (3, None))
+    with pytest.raises(txnkv.RowErrors):
+        joined.close()
+    joined.close()
+    txn.commit()
+    assert sorted(row["id"] for row in table.scan()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("rows", [1, 50_000])
+def test_who_failed_writes_nothing_when_it_is_closed(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction, rows: int
+) -> None:
+    joined = deserialize(client, txn.serialize())
+
+    def fail() -> None:
+        with joined:
+            for id in range(rows):
+                joined.insert("t", (id, "x" * 400))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    joined.close()
+    txn.commit()
+    assert table.count() == 0
+
+
+def test_who_joined_and_commits_sends_once(client: txnkv.Client, txn: txnkv.Transaction) -> None:
+    topic = client.create_topic("e")
+    joined = deserialize(client, txn.serialize())
+    joined.send("e", b"m")
+    committing = joined.commit_async()
+    joined.close()
+    committing.result(60)
+    with topic.consumer() as consumer:
+        assert len(consumer.poll(timeout=1)) == 1
+
+
+def test_a_client_that_was_closed_has_not_written(
+    connect: Any, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    other = connect()
+    idle, joined = (deserialize(other, txn.serialize()) for _ in range(2))
+    joined.insert("t", (1, None))
+    other.close()
+    idle.close()
+    with pytest.raises(txnkv.ClosedError):
+        joined.close()
+
+
 def test_transactions_have_different_tokens(client: txnkv.Client) -> None:
     made = {client.new_transaction().serialize() for _ in range(10)}
     assert len(made) == 10

@@ -385,7 +385,7 @@ OTHERWISE = {
     "Client": "accept_loss attempts backup drop_index retries",
     "Scan": "to_polars",
     "Session": "begin_anew end",
-    "Transaction": "begin deserialize",
+    "Transaction": "begin deserialize drop",
 }
 """Methods that other tests call over both, or that are made of such."""
 

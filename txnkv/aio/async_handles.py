@@ -147,7 +147,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
     start_commit = twin(Transaction.start_commit)
     is_commit_complete = twin(Transaction.is_commit_complete, by="_calls")
     rollback = twin(Transaction.rollback, by="_turn.to_the_end")
-    close = twin(Transaction.close, by="_calls")
+    close = twin(Transaction.close, by="_turn.to_the_end")
     mark_applied = twin(Transaction.mark_applied)
     serialize = twin(Transaction.serialize)
     get = twin(Transaction.get)

@@ -143,7 +143,9 @@ def _column(type_: pa.DataType) -> _Column:
     codec = value_codec(type_, True) if kind.is_date32(type_) or _in_ticks(type_) else None
     if isinstance(codec, DateCodec | TimestampCodec | TimeCodec | DurationCodec):
         return _Column(type_, "i" if codec.width == 4 else "q", codec.number, codec.value, 0)
-    return _nested(type_) if is_opaque(type_) else _other(type_)
+    if is_opaque(type_):
+        return _nested(type_)
+    raise TypeError(f"{type_} is no type of a column")
 
 
 def _in_ticks(type_: pa.DataType) -> bool:
@@ -203,19 +205,6 @@ def _nested(type_: pa.DataType) -> _Column:
 
 
 _NO_VALUE = object()
-
-
-def _other(type_: pa.DataType) -> _Column:
-    """Fixed types that Python's struct does not know, through Arrow."""
-    width = type_.bit_width // 8
-
-    def to(value: Any) -> bytes:
-        return bytes(pa.array([value], type_).buffers()[1])[:width]
-
-    def of(raw: bytes) -> Any:
-        return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(raw)])[0].as_py()
-
-    return _Column(type_, f"{width}s", to, of, of(bytes(width)))
 
 
 # -- one row -----------------------------------------------------------------------
@@ -408,6 +397,7 @@ class RowLayout:
 
         Raises:
             CoreError: the bytes are no row of this layout.
+            OverflowError: a date or time is none that Python has.
         """
         return tuple(self._at_sight.dict(b"", row).values())
 

@@ -302,7 +302,8 @@ class RemoteSession(RemoteHandle, Session):
         self._request(Call(self.twin, self, "flush_untold"))
 
     def flush_for_commit(self) -> None:
-        self.flush()
+        if not self._closed and (self.has_pending or not self.channel.closed):
+            self.flush()
 
     def calls(self) -> list[Call]:
         """Take what waits, as calls in front of another; `kept` gives it back."""

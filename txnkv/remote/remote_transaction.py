@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
@@ -286,12 +286,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.over = self.rolled_back = True
 
     def close(self) -> None:
-        try:
-            if self._joined and not self.over and not self.channel.closed:
-                for session in self._sessions:
-                    session.flush_for_commit()
-        finally:
-            self._let_go()
+        with ExitStack() as stack:
+            stack.callback(self._let_go)
+            if self._joined and not (self.over or self.ending):
+                for session in reversed(self._sessions):
+                    stack.callback(session.flush_for_commit)
+
+    def drop(self) -> None:
+        for session in self._sessions if self._joined else ():
+            session.sent()
+        self._let_go()
 
     def _let_go(self) -> None:
         self.channel.shared.discard(self)
@@ -359,7 +363,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._joined:
-            (self.close if error is None else self._let_go)()
+            (self.close if error is None else self.drop)()
         elif error is not None:
             self._leave(error)
         elif not self.over:

@@ -589,6 +589,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Consumer", "seek_to_time"): _seek_to_time,
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
+    ("Transaction", "close"): lambda _, txn: txn.drop(),  # what is to be written was flushed
     ("Transaction", "serialize"): _serialize,
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
     ("Transaction", "join_job"): lambda _, txn, id: Job.join(txn, id),

@@ -427,7 +427,7 @@ def _leave_transaction(txn: Any) -> None:
     context = txn.context
     if not context.local.ended and not context.stored:
         txn.rollback()
-    txn.close()
+    txn.drop()
 
 
 class Guests:

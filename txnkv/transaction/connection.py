@@ -155,12 +155,12 @@ class Endable(Protocol):
         """Let the next call find out that the client is closed."""
 
 
-ALONE: Final = weakref.WeakSet[Endable]()
-"""Sessions outside of transactions, of all clients."""
+INHERITED: Final = weakref.WeakSet[Endable]()
+"""Sessions of all clients, which a forked child has too."""
 
 
 def _after_fork_in_child() -> None:
-    for session in list(ALONE):
+    for session in list(INHERITED):
         session.begin_anew()
 
 

@@ -25,7 +25,7 @@ from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import one_of
 from txnkv.transaction.commit_protocols import is_brief
 from txnkv.transaction.connection import (
-    ALONE,
+    INHERITED,
     Acknowledged,
     AnySubscription,
     AnyTable,
@@ -111,9 +111,9 @@ class Session(Closing):
         if (lone := self._rows.lone) is not None:
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
+        INHERITED.add(self)
         if context is None:
             connection.sessions.add(self)
-            ALONE.add(self)
 
     # -- rows --------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class Session(Closing):
 
     @property
     def flush_mode(self) -> FlushMode:
-        """One of `FLUSH_MODES`; setting it while rows wait raises InvalidTxnStateError."""
+        """One of `FLUSH_MODES`. Setting it while something waits raises InvalidTxnStateError."""
         return self._mode
 
     @flush_mode.setter
@@ -465,8 +465,9 @@ class Session(Closing):
 
     def begin_anew(self) -> None:
         """Forget what a forked child inherited: its parent flushes what waits."""
-        self._background = None
+        self._background, self._sent, self._rows.acked = None, 0, 0
         self.discard()
+        self._errors.take()
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""

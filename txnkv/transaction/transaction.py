@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -134,7 +134,7 @@ class Transaction(Closing):
         names = ["id", "state", "begun", "isolation", "locking", "snapshot"]
         return names, [(self.id.local, state, begun, row.isolation, row.locking, at)]
 
-    # -- commit ------------------------------------------------------------------------
+    # -- commit, rollback --------------------------------------------------------------
 
     @shielded_unless(lambda self: commit_protocols.is_brief(self.context))
     def commit(self) -> Timestamp:
@@ -228,8 +228,6 @@ class Transaction(Closing):
         self.connection.require_open()
         self.context.mark(Mark(app_id, version, source))
 
-    # -- rollback ----------------------------------------------------------------------
-
     @shielded_unless(lambda self: commit_protocols.is_brief(self.context))
     def rollback(self) -> None:
         """Abort, and return when every participant has dropped what was staged. Twice is fine.
@@ -251,19 +249,24 @@ class Transaction(Closing):
         """Stop heartbeats from this handle, and end nothing; twice is fine. One that joined by a
         token flushes first, since nobody else has what waits in it, and raises as `commit` does.
         """
-        flushes = self._joined and self.connection.is_open and self.context.local.open
-        try:
-            for session in self.context.sessions if flushes else ():
-                session.flush_for_commit()
-        finally:
-            self._stop_heart()
+        with ExitStack() as stack:
+            stack.callback(self._stop_heart)
+            if self._joined and self.context.local.open:
+                for session in reversed(self.context.sessions):
+                    stack.callback(session.flush_for_commit)
+
+    def drop(self) -> None:
+        """Close it, and forget what waits in one that joined: its block failed, or its client."""
+        for session in self.context.sessions if self._joined else ():
+            session.discard()
+        self._stop_heart()
 
     def _stop_heart(self) -> None:
         heart, self._heart, self._keepalive = self._heart, None, False
         if heart is not None and os.getpid() == heart.pid:
             self.context.instance.coordinator.heartbeats.remove(heart)
 
-    # -- tokens ------------------------------------------------------------------------
+    # -- tokens, sessions --------------------------------------------------------------
 
     @shielded
     def serialize(self, keepalive: bool = False) -> TxnToken:
@@ -301,8 +304,6 @@ class Transaction(Closing):
         at = client.instance
         row, keepalive = tokens.admit(at.coordinator, at.store.store_id, token)
         return cls(client, TxnContext(at, row, stored=True), joined=True, keepalive=keepalive)
-
-    # -- sessions ----------------------------------------------------------------------
 
     def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
@@ -570,12 +571,10 @@ class Transaction(Closing):
             if self.context.local.ended:
                 self._stop_heart()
 
-    # -- as a context manager ----------------------------------------------------------
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         local = self.context.local
         if self._joined:
-            (self.close if error is None else self._stop_heart)()
+            (self.close if error is None else self.drop)()
         elif error is not None:
             self._leave(error)
         elif local.at is not Local.COMMITTED and local.at is not Local.ABORTED:

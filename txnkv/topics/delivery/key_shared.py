@@ -12,11 +12,11 @@ other keys stay where they are. The rows change in writes, as leases do, so that
     its part         a     . a                and lets messages of other keys pass
     waiting        [a, a]                     its own that are not leased to it yet
 
-A message is leased to the consumer whose part has its key, when nobody else has a
-message of that key, and none that came back waits before it. So one consumer at a time works on a
-key, in the order of offsets; when a part goes to another consumer, a key follows as soon as what
-the old one has of it is acknowledged, given back, or its lease ran out. A message that waits for
-its key keeps none of other keys waiting, as far as there is room for it.
+A message is leased to the consumer whose part has its key, when nobody else has a message of that
+key, and none that came back waits before it. So one consumer at a time works on a key, in the order
+of offsets; when a part goes to another consumer, a key follows as soon as what the old one has of
+it is acknowledged, given back, or its lease ran out. A message that waits for its key keeps none of
+other keys waiting, as far as there is room for it.
 
 Nothing is noted of messages that are read and not leased, so all consumers begin at the cursors
 anew when the parts have changed. A lease has the hash of its message's key. A message without a key
