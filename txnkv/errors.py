@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -256,3 +256,9 @@ def require_count(name: str, given: float, unit: str = "messages") -> None:
         require_number(name, given, unit, whole=unit == "messages")
     if not given > 0:
         raise ValueError(f"{name} is a number of {unit} above 0, not {given!r}")
+
+
+def require_several(name: str, given: object, of: str) -> None:
+    """Refuse an argument with TypeError that is no list, or the like, of several."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} is a list of {of}, not the {type(given).__name__} {given!r}")

@@ -32,6 +32,22 @@ def run(path: Path, work: Work) -> Any:
     return asyncio.run(main())
 
 
+def test_who_joins_has_written_at_the_end_of_its_block_and_at_its_close(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        owner = await client.new_transaction()
+        token = await owner.serialize()
+        async with await txnkv.aio.AsyncTransaction.deserialize(client, token) as joined:
+            await joined.insert(table, (1, "block"))
+        joined = await client.join(token)
+        await joined.insert(table, (2, "close"))
+        await joined.close()
+        await owner.commit()
+        async with table, table.scan(columns=["id"]) as scan:
+            assert sorted([row["id"] async for row in scan]) == [1, 2]
+
+    run(store_path, work)
+
+
 def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
         async with client.transaction() as txn:

@@ -38,15 +38,9 @@ INSIDE = {
 """Methods that the package calls, and users do not."""
 
 DIFFERENT = {
-    "Client": {"join": "Transaction.deserialize is AsyncClient.join"},
-    "Table": {"close": "a table has nothing to close"},
-    "Topic": {"close": "a topic has nothing to close"},
+    "Client": {"join": "AsyncTransaction.deserialize by another name"},
     "Session": {"set_flush_mode": "a property cannot be set on another thread"},
-    "Transaction": {
-        "age": "of client.run",
-        "commit_async": "commit is awaited",
-        "deserialize": "AsyncClient.join",
-    },
+    "Transaction": {"age": "of client.run", "commit_async": "commit is awaited"},
 }
 
 DEFAULTS = {("Consumer", "poll_batch", "max_messages")}

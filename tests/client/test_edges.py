@@ -201,3 +201,15 @@ def test_what_is_no_number_is_named(
     with pytest.raises(TypeError, match=f"^{what} is a number of "):
         call(client, topic)
     assert (client.tables(), client.topics()) == (["t"], ["e"])
+
+
+@pytest.mark.parametrize("read", ["consumer", "subscribe"])
+def test_where_to_read_is_named(client: txnkv.Client, read: str) -> None:
+    topic = client.create_topic("e")
+    options = {"name": "s"} if read == "subscribe" else {}
+    for start in (None, 5, "middle"):
+        with pytest.raises(ValueError, match=rf"^start is 'earliest', .* not {start!r}$"):
+            getattr(topic, read)(start=start, **options)
+    for numbers in (0, 1, "0"):
+        with pytest.raises(TypeError, match=r"^partitions is a list of numbers, "):
+            getattr(topic, read)(partitions=numbers, **options)

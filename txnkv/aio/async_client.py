@@ -19,7 +19,7 @@ from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
 from txnkv.client import Attempts, Client, has_committed
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
-from txnkv.transaction import DEADLINE, Retries, Transaction, TxnToken
+from txnkv.transaction import DEADLINE, Retries, TxnToken
 
 T = TypeVar("T")
 
@@ -128,9 +128,8 @@ class AsyncClient(ClosingWrapper[Client]):
         return TransactionBlock(self, options)
 
     async def join(self, token: TxnToken | bytes | str) -> AsyncTransaction:
-        """Join a transaction by its token; see `txnkv.Transaction.deserialize`."""
-        txn = await self._calls(Transaction.deserialize, self.blocking, token)
-        return AsyncTransaction(txn, self._calls)
+        """Join a transaction by its token, as `AsyncTransaction.deserialize`."""
+        return await AsyncTransaction.deserialize(self, token)
 
     async def run(
         self,

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, twin
 from txnkv.client import (
+    Client,
     Consumer,
     GroupConsumer,
     Index,
@@ -36,6 +37,7 @@ from txnkv.transaction import (
     Scan,
     Session,
     Transaction,
+    TxnToken,
     WriteResult,
 )
 
@@ -49,7 +51,7 @@ _SLICE: Final = 0.1
 # -- transactions ----------------------------------------------------------------------
 
 
-class AsyncScan(Wrapper[Scan]):
+class AsyncScan(ClosingWrapper[Scan]):
     """See `txnkv.Scan`. Belongs to one task at a time."""
 
     schema: Same[pa.Schema] = Same()
@@ -142,6 +144,14 @@ class AsyncTransaction(AsyncRows[Transaction]):
         waits = context is not None and context.row.locking == "partition"
         super().__init__(blocking, calls.patient if waits else calls)
 
+    @classmethod
+    async def deserialize(
+        cls, client: Wrapper[Client], token: TxnToken | bytes | str
+    ) -> AsyncTransaction:
+        """Join a transaction by its token; see `txnkv.Transaction.deserialize`."""
+        joined = await client._calls(Transaction.deserialize, client.blocking, token)
+        return cls(joined, client._calls)
+
     id: Same[TxnId] = Same()
     snapshot: Same[Timestamp] = Same()
     start_commit = twin(Transaction.start_commit)
@@ -174,7 +184,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
 # -- tables ----------------------------------------------------------------------------
 
 
-class AsyncTable(Wrapper[Table]):
+class AsyncTable(ClosingWrapper[Table]):
     """See `txnkv.Table`."""
 
     info: Same[TableInfo] = Same()
@@ -183,6 +193,7 @@ class AsyncTable(Wrapper[Table]):
     indexes: Same[list[Index]] = Same()
     history: Same[float | None] = Same()
     alter = twin(Table.alter)
+    close = twin(Table.close)
     get = twin(Table.get)
     get_by = twin(Table.get_by)
     get_many = twin(Table.get_many)
@@ -451,7 +462,7 @@ class AsyncProducer(_Held[Producer]):
         return await self._turn.submitted(lambda: send(value, key, **options))
 
 
-class AsyncTopic(Wrapper[Topic]):
+class AsyncTopic(ClosingWrapper[Topic]):
     """See `txnkv.Topic`."""
 
     info: Same[TopicInfo] = Same()
@@ -461,6 +472,7 @@ class AsyncTopic(Wrapper[Topic]):
     value_schema: Same[pa.Schema | None] = Same()
     options: Same[TopicChanges] = Same()
     alter = twin(Topic.alter)
+    close = twin(Topic.close)
     truncate = twin(Topic.truncate)
     end_offsets = twin(Topic.end_offsets)
     last_stable_offsets = twin(Topic.last_stable_offsets)

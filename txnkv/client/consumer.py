@@ -18,6 +18,7 @@ from txnkv.errors import (
     TxnkvError,
     require_count,
     require_number,
+    require_several,
 )
 from txnkv.storage import brief, new_rlock, shielded
 from txnkv.topics import (
@@ -122,6 +123,7 @@ class Consumer(Closing):
         self._again: _Parts = []  # was given, and taken back
         self._before: dict[int, int] = {}  # positions before what was given
         every = self._engine.partitions(topic)
+        require_several("partitions", () if partitions is None else partitions, "numbers")
         self._every = partitions is None
         chosen = range(len(every)) if partitions is None else list(partitions)
         if not chosen:
@@ -302,8 +304,10 @@ class Consumer(Closing):
     # -- inside ------------------------------------------------------------------------
 
     def _begin(self, start: str | Mapping[int, int]) -> dict[int, PartitionReader]:
-        if isinstance(start, str) and start not in ("earliest", "latest"):
-            raise ValueError(f"start is 'earliest', 'latest' or offsets, not {start!r}")
+        if start not in ("earliest", "latest") and not isinstance(start, Mapping):
+            raise ValueError(
+                f"start is 'earliest', 'latest' or a dict of offsets by partition, not {start!r}"
+            )
         offsets = {} if isinstance(start, str) else dict(start)
         self._checked(offsets)
         if any(offset < 0 for offset in offsets.values()):

@@ -47,6 +47,7 @@ def connect(
     """
     require_number("keepalive_time", keepalive_time)
     require_number("history", history or 0)
+    require_number("cache_bytes", cache_bytes or 0, "bytes")
     if keepalive_time < MIN_KEEPALIVE:
         raise ValueError(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "

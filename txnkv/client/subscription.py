@@ -26,6 +26,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
     require_count,
+    require_several,
 )
 from txnkv.storage import WhenDropped, new_lock, shielded, shielded_unless
 from txnkv.topics import (
@@ -109,6 +110,7 @@ def subscribe(
         NotSupportedError: the dead letter topic is a copy.
     """
     require_count("max_bytes", max_bytes, "bytes")
+    require_several("partitions", () if partitions is None else partitions, "numbers")
     if partitions is not None and type == KEY_SHARED:
         raise ValueError("consumers of a key_shared subscription read all partitions: name none")
     numbers = None if partitions is None else sorted(set(partitions))
