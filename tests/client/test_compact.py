@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,32 @@ def test_metrics_as_openmetrics_text(client: txnkv.Client, table: txnkv.Table) -
     assert families["txnkv_flushes"].samples[0].value == 1
     assert families["txnkv_flush_seconds"].type == "histogram"
     assert {name.removeprefix("txnkv_") for name in families} == set(client.metrics())
+
+
+def test_what_topics_do_not_retain_goes(client: txnkv.Client) -> None:
+    old = datetime(2026, 1, 1, tzinfo=UTC)
+    topics = [
+        client.create_topic("by age", retention_seconds=3600),
+        client.create_topic("by size", retention_bytes=1, segment_bytes=4096),
+        client.create_topic("kept"),
+    ]
+    with client.transaction() as txn:
+        for topic in topics:
+            for _ in range(2):
+                txn.send(topic, b"x" * 5000, timestamp=old)
+    with client.transaction() as txn:
+        for topic in topics:
+            txn.send(topic, b"last")
+    open_still = client.new_transaction()
+    open_still.send("by age", b"undecided")
+    open_still.flush()
+    client.compact()
+    open_still.rollback()
+    client.compact()
+
+    def values(topic: txnkv.Topic) -> list[bytes]:
+        with topic.consumer() as consumer:
+            return [message.value[-4:] for message in consumer.poll(timeout=1)]
+
+    assert values(topics[2]) == [b"xxxx", b"xxxx", b"last"]
+    assert [values(topic) for topic in topics[:2]] == [[b"last"], [b"last"]]

@@ -533,8 +533,8 @@ class Client(Connection, Closing):
             return repair_clock(cur)
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
-        """Merge row sets now, leave out what no snapshot sees, and give back space; and leave out
-        messages of topics with `cleanup="compact"` that later ones of their keys hide.
+        """Merge row sets now, leave out what no snapshot sees, and give back space. Of topics what
+        retention does not keep goes, and by `cleanup="compact"` what later messages of a key hide.
 
         Readers and writers go on meanwhile. The files get shorter only where no other process
         has them open; otherwise their space is free for what is written next.

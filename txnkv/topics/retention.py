@@ -230,9 +230,7 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
         How many segments went.
     """
     options = partition.topic.options
-    if options.retention_seconds is None and options.retention_bytes is None:
-        return 0
-    if not partition.exists:
+    if _keeps_all(partition) or not partition.exists:
         return 0
     environment, log = partition.environment, partition.log
 
@@ -262,6 +260,11 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
         fault_point("retention.dropped")
         dropped += 1
     return dropped
+
+
+def _keeps_all(partition: Partition) -> bool:
+    options = partition.topic.options
+    return options.retention_seconds is None and options.retention_bytes is None
 
 
 def give_up(
@@ -300,12 +303,18 @@ def give_up(
     return True
 
 
-def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:
-    """`enforce` for every topic of a store. Answers how many segments went."""
+def enforce_all(
+    topics: Topics, check: Callable[[], None] = lambda: None, *, force: bool = False
+) -> int:
+    """`enforce` for every topic of a store; with `force` also of what is in no log yet. Answers how
+    many segments went.
+    """
     dropped = 0
 
     def one(partition: Partition) -> None:
         nonlocal dropped
+        if force and not _keeps_all(partition):
+            roll_forward.complete(topics, partition)
         dropped += enforce(topics, partition, check)
 
     for name in topics.names():

@@ -427,9 +427,11 @@ class TopicEngine(Topics):
                 self.each(ids, "its side logs", sweep)
 
     def compact(self) -> key_compaction.HiddenLeftOut:
-        """Compact all topics that are to be, as far as they are decided; behind a backup, if there
-        are some.
+        """Compact all topics that are to be, and give up what others do not retain, as far as they
+        are decided; behind a backup, if there are some.
         """
+        with self.store.log_cuts():
+            retention.enforce_all(self, force=True)
         return key_compaction.compact_all(self, force=True)
 
     def purge(self) -> None:
