@@ -36,6 +36,7 @@ SLOW = {
         "test_what_was_forgotten_is_not_known": FAULT,
         "test_a_dropped_handle_leaves_no_pin": INSIDE,
         "test_it_times_out": LATE,
+        "test_who_looked_first_is_told_that_it_timed_out": LATE,
     },
     "client.test_tokens": {
         "test_what_a_token_says": INSIDE,
