@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txnkv
-from tests.kafka.test_requests import NOBODY, _add, _begin, _end, _send
+from tests.kafka.test_requests import NOBODY, Dial, _add, _begin, _end, _send
 from tools.kafka_wire import Wire, batch_of
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.answer_codes import Code
@@ -74,6 +75,28 @@ def test_a_topic_made_again_has_another_id(store: txnkv.Client, wire: Wire) -> N
     missing = metadata_of(wire, name=None, topic_id=before)
     assert (missing["name"], missing["error_code"]) == (None, Code.UNKNOWN_TOPIC_ID)
     assert wire.ask("Metadata", 9, topics=[{"name": "t"}])["topics"][0]["error_code"] == 0
+
+
+def test_who_may_not_see_a_topic_is_told_nothing_by_its_id(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial, tmp_path: Path
+) -> None:
+    """Ids can be worked out: of the cluster's and of a small number."""
+    for name in ("secret", "ours"):
+        store.create_topic(name)
+    token = add_user(tmp_path / "users.toml", "joe", "read", [], ["ours"])
+    wire = dial(serve(Users(tmp_path / "users.toml")))
+    assert wire.ask("SaslHandshake", mechanism="PLAIN")["error_code"] == 0
+    said = b"\0joe\0" + token.encode()
+    assert wire.ask("SaslAuthenticate", auth_bytes=said)["error_code"] == 0
+    cluster = wire.ask("Metadata", topics=[])["cluster_id"]
+    ids = [sha256(f"{cluster}/{number}".encode()).digest()[:16] for number in range(10)]
+    found = wire.ask("Metadata", topics=[{"name": None, "topic_id": id} for id in ids])["topics"]
+    assert sorted(each["name"] or "" for each in found) == [""] * 9 + ["ours"]
+    assert [each["error_code"] for each in found].count(Code.UNKNOWN_TOPIC_ID) == 9
+    for name, code in ((None, "CLUSTER"), ("t", "TRANSACTIONAL_ID")):
+        asked = {"transactional_id": name, "transaction_timeout_ms": 1000}
+        refused = wire.ask("InitProducerId", **asked)["error_code"]
+        assert refused == Code[f"{code}_AUTHORIZATION_FAILED"]
 
 
 def test_the_message_with_the_latest_time(store: txnkv.Client, wire: Wire) -> None:

@@ -309,6 +309,28 @@ def test_killed_at_a_step_of_a_commit(serving: Any, store: txnkv.Client, point: 
             txn.commit()
 
 
+@pytest.mark.parametrize("how", ["poll", "receive_many"])
+def test_a_read_of_messages_whose_server_is_killed_may_be_made_again(
+    serving: Any, store: txnkv.Client, how: str
+) -> None:
+    serving.start()
+    topic = store.create_topic("read")
+    with txnkv.connect(serving.address, keepalive_time=0.5) as client:
+        there = client.topic("read")
+        reader: Any = there.consumer() if how == "poll" else there.subscribe("s")
+        read = getattr(reader, how)
+        killing = threading.Timer(1.0, serving.kill)
+        killing.start()
+        with pytest.raises(txnkv.UnavailableError) as caught:
+            read(timeout=60)
+        assert caught.value.retriable
+        killing.join()
+        with store.transaction() as txn:
+            txn.send(topic, b"m")
+        serving.start()
+        assert [message.value for message in _patiently(lambda: read(timeout=10))] == [b"m"]
+
+
 def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:
     with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
         table = client.table("t")

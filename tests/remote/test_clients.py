@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -192,6 +193,23 @@ def test_few_rows_come_as_here(store: txnkv.Client, remote: Remote) -> None:
     for k in range(30):
         here.upsert({"k": k, "at": at, "v": bytes(100_000)})
     assert sum(len(row["v"]) for row in there.scan(where=few)) == 3_000_000
+
+
+def test_times_keep_their_zones(store: txnkv.Client, remote: Remote) -> None:
+    schema = {"k": "int64", "at": "timestamp[us, tz=Europe/Berlin]", "utc": "timestamp[us, tz=UTC]"}
+    here = store.create_table("times", txnkv.Schema(schema, primary_key=["k"]))
+    for k, hour in enumerate((0, 1)):  # the hour that comes twice
+        at = datetime(2026, 10, 25, hour, 30, tzinfo=UTC)
+        here.insert({"k": k, "at": at, "utc": at})
+    client = remote()
+    there = client.table("times")
+    for k in range(2):
+        row = there.get(k)
+        assert row is not None
+        assert repr(row) == repr(here.get(k)) == repr(client.new_transaction().get(there, k))
+        assert row["at"].tzinfo is ZoneInfo("Europe/Berlin")
+    there.upsert({"k": 2, "at": row["at"], "utc": row["at"]})
+    assert here.get(2) == row | {"k": 2}
 
 
 def test_rows_that_wait_go_into_the_columns_of_their_call(

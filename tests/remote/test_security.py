@@ -18,6 +18,7 @@ import txnkv
 from tests.remote.conftest import SCHEMA
 from txnkv.cli import main
 from txnkv.remote import ACTION, VERSION, pack
+from txnkv.remote.channel import Call
 from txnkv.server import Limits, Server, Users, add_user
 
 
@@ -72,6 +73,64 @@ def test_users_have_their_rights(
         with pytest.raises(txnkv.AuthenticationError):
             eve.table("t")
     assert store.table("other").count() == 0
+
+
+@pytest.mark.parametrize("kind", ["Transaction", "Session"])
+def test_rights_are_asked_whatever_a_table_is_named_by(
+    store: txnkv.Client,
+    serve: Callable[..., Server],
+    users: tuple[Users, dict[str, str]],
+    kind: str,
+) -> None:
+    """A hostile client sends a name, or anything, in place of a handle."""
+    known, tokens = users
+    other = store.create_table("other", store.table("t").schema)
+    other.insert((1, "a"))
+    subscription = store.topic("events").subscribe("s")
+    rows, messages = pa.table({"id": [2], "v": ["x"]}), pa.table({"value": [b"x"]})
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("write", ("other", rows), {"op": "insert"}),
+        ("write", (), {"table": "other", "data": rows}),
+        ("send_batch", ("events", messages), {}),
+        ("ack", (subscription.info.name, []), {}),
+        ("ack_cumulative", (None, []), {}),
+        ("rows", ([["upsert", "other", [1, 2], [[2, "x"]]]],), {}),
+        ("sends", ([["events", [[b"x"]]]],), {}),
+    ]
+    if kind == "Transaction":
+        for name, of in (("get", 1), ("get_many", [1]), ("get_by", "v"), ("scan", ["id"])):
+            calls += [(name, ("other", of), {}), (name, (), {"table": "other", "key": of})]
+    address = f"grpc://127.0.0.1:{serve(known).port}"
+    with txnkv.connect(address, credentials=tokens["bob"]) as bob:
+        txn = bob.new_transaction()
+        target = txn if kind == "Transaction" else txn.new_session()
+        for name, args, named in calls:
+            with pytest.raises(ValueError, match=r"reference|request names"):
+                bob.channel.call(Call(kind, target, name, args, named))
+        assert txn.get("t", 1) is None
+        with pytest.raises(txnkv.AuthenticationError):
+            bob.planning.kept("other")
+        txn.commit()
+    assert other.count() == 1
+    assert store.topic("events").end_offsets() == {0: 0}
+
+
+def test_who_may_not_write_keeps_nobodys_transaction_alive(
+    store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
+) -> None:
+    known, tokens = users
+    txn = store.new_transaction()
+    token = txn.serialize()
+    address = f"grpc://127.0.0.1:{serve(known).port}"
+    with txnkv.connect(address, credentials=tokens["eve"]) as eve:
+        with pytest.raises(txnkv.AuthenticationError, match="no right to write"):
+            eve.keep_transaction_alive(txn.id)
+        mine = txnkv.Transaction.deserialize(eve, token)
+        assert mine.state is txnkv.TxnState.OPEN
+        eve.keep_transaction_alive(txn.id)
+    with txnkv.connect(address, credentials=tokens["bob"]) as bob:
+        bob.keep_transaction_alive(txn.id)
+    txn.rollback()
 
 
 def test_dead_letters_go_where_their_user_may_send(

@@ -44,7 +44,8 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     topics: list[dict[str, Any]] = []
     if len(named) < len(asked or ()):
         ids = [each["topic_id"] for each in asked if each["name"] is None]
-        named, topics = _by_ids(broker, named, ids, there)
+        seen = [name for name in there if peer.may("read", name) or peer.may("write", name)]
+        named, topics = _by_ids(broker, named, ids, seen)
     known = frozenset(there)
     for name in there if every else named:
         if every and not peer.may("read", name) and not peer.may("write", name):

@@ -37,6 +37,8 @@ def init_producer_id(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
     name = body["transactional_id"]
     nobody = {"producer_id": -1, "producer_epoch": -1}
     try:
+        if name is None and not peer.may("write"):
+            raise KafkaError(Code.CLUSTER_AUTHORIZATION_FAILED, "no right to write")
         _require_writer(peer)
         if name == "":
             raise KafkaError(Code.INVALID_REQUEST, "a transactional id is not empty")

@@ -393,7 +393,10 @@ class _Polling(RemoteHandle):
         longest = min(_POLL_SECONDS, self.channel.patience / 2)
         while True:
             left = longest if end is None else min(max(end - time.monotonic(), 0), longest)
-            found = self._call(name, most, left)
+            try:
+                found = self._call(name, most, left)
+            except CommitOutcomeUnknownError as error:  # what was given comes again
+                raise UnavailableError(f"{self.channel.address} was lost; ask again") from error
             if found["rows"].num_rows or (end is not None and time.monotonic() >= end):
                 return found
 
@@ -427,15 +430,14 @@ class RemoteConsumer(_Polling, Consumer):
         return True
 
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
-        found: list[Message] = self._polled("poll", max_messages, timeout, self._messages)
-        return found
+        return self._polled("poll", max_messages, timeout, self._messages)
 
-    def _polled(self, name: str, most: int, timeout: float | None, read: Any) -> Any:
+    def _polled(self, name: str, most: int, timeout: float | None, read: Callable[[Any], T]) -> T:
         self._require_open()
         try:
             found = self._wait_for(name, most, timeout)
             rows = read(found)
-        except (UnavailableError, CommitOutcomeUnknownError, KeyboardInterrupt):
+        except (UnavailableError, KeyboardInterrupt):
             self._go_back(self._at)  # the server may have given what did not come here
             raise
         self._was, self._at = self._at, found["at"]

@@ -33,6 +33,7 @@ from functools import cache
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
@@ -78,7 +79,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -103,12 +104,15 @@ class Method(NamedTuple):
     Attributes:
         right: the right that it needs, to the table or topic that it is about.
         names: its first argument is the name of a "table" or "topic".
+        given: its first argument is a table, topic or subscription, by a reference alone: of these
+            rights are asked.
         again: nothing is lost or doubled when it is made twice.
         stream: it is answered by batches, as they are read.
     """
 
     right: Right
     names: str = ""
+    given: bool = False
     again: bool = False
     stream: bool = False
 
@@ -118,10 +122,10 @@ def _all(right: Right, calls: str, **options: Any) -> dict[str, Method]:
 
 
 _ROWS = {
-    **_all("write", "rows sends write send_batch ack ack_cumulative"),
+    **_all("write", "rows sends"),
+    **_all("write", "write send_batch ack ack_cumulative", given=True),
     **_all("none", "put flush pending_errors"),
 }
-_READS = _all("read", "get get_by get_many", again=True)
 
 METHODS: Final[dict[str, dict[str, Method]]] = {
     "Client": {
@@ -140,7 +144,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("admin", "abort_transaction repair_clock compact"),
     },
     "Table": {
-        **_READS,
+        **_all("read", "get get_by get_many", again=True),
         **_all("read", "schema indexes history count scan diff_tokens", again=True),
         **_all("read", "diff", again=True, stream=True),
         **_all("write", "insert upsert update delete next_ids restore"),
@@ -169,8 +173,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     "Session": _ROWS | _all("none", "flush_untold discard close"),
     "Transaction": {
         **_ROWS,
-        **_READS,
-        **_all("read", "scan", again=True),
+        **_all("read", "get get_by get_many scan", given=True, again=True),
         **_all("none", "about state is_commit_complete new_session serialize close", again=True),
         **_all("none", "commit start_commit rollback"),
         **_all("write", "mark_applied start_job"),
@@ -178,11 +181,11 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Job": _all("write", "session commit abort", again=True),
     "Planning": {
-        **_all("read", "schema_of changed", names="table", again=True),
+        **_all("read", "schema_of changed kept", names="table", again=True),
         **_all("read", "plan", names="topic", again=True),
         **_all("read", "read_part", names="topic", again=True, stream=True),
         **_all("read", "pending", again=True),
-        **_all("none", "latest timestamp_of kept is_applied", again=True),
+        **_all("none", "latest timestamp_of is_applied", again=True),
         **_all("write", "end_named name abandon", again=True),
     },
     "Attempts": _all("none", "wait begin", again=True),
@@ -410,7 +413,7 @@ _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     (Encoded, lambda value: ["enc", bytes(value)]),
     ((bytes, bytearray, memoryview), lambda value: ["v", bytes(value)]),
     (tuple(_NUMBERS.values()), lambda value: ["i", [type(value).__name__, int(value)]]),
-    (datetime, lambda value: ["dt", datetime.isoformat(value)]),
+    (datetime, lambda at: ["dt", [datetime.isoformat(at), getattr(at.tzinfo, "key", None)]]),
     (date, lambda value: ["d", value.isoformat()]),
     (time, lambda value: ["tm", value.isoformat()]),
     (timedelta, lambda value: ["td", [value.days, value.seconds, value.microseconds]]),
@@ -492,7 +495,7 @@ _UP: Final[dict[str, Callable[[Any], Any]]] = {
     "metrics": lambda content: MetricsSnapshot.of(*content),
     "enc": lambda content: Encoded(_bytes(content)),
     "i": lambda content: _NUMBERS[content[0]](content[1]),
-    "dt": datetime.fromisoformat,
+    "dt": lambda content: _datetime(*content),
     "d": date.fromisoformat,
     "tm": time.fromisoformat,
     "td": lambda parts: timedelta(*parts),
@@ -509,6 +512,15 @@ _UP: Final[dict[str, Callable[[Any], Any]]] = {
     "token": lambda content: TxnToken(_bytes(content)),
     "?": lambda _: arrow_input.MISSING,
 }
+
+
+def _datetime(text: str, zone: str | None) -> datetime:
+    """A time in its zone; by the offset alone where this host does not know the zone."""
+    at = datetime.fromisoformat(text)
+    try:
+        return at if zone is None else at.astimezone(ZoneInfo(zone))
+    except (ValueError, ZoneInfoNotFoundError):
+        return at
 
 
 def _error(name: str, text: str, more: dict[str, Any]) -> Exception:

@@ -40,7 +40,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Limits, Reference
+from txnkv.server.guests import Guest, Limits, Reference, require_reference
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input, lookup, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
@@ -118,6 +118,8 @@ def prepared(guest: Guest, content: Any) -> Prepared:
         about = About(method.names, args[0])  # type: ignore[arg-type]
     if about is not None or method.right != "none":
         guest.user.require(method.right, about)
+    if method.given:
+        require_reference(name, args, named)
     if not args and not named:
         return Prepared(method, kind, name, target.value, about, args, {}, makes)
     found = [_found(guest, each, method) if isinstance(each, Reference) else each for each in args]
@@ -195,20 +197,16 @@ def told(guest: Guest, value: Any) -> Any:
     return value if tell is None else tell(guest, value)
 
 
-def _tcid(guest: Guest) -> int:
-    return int(guest.client.instance.coordinator.tcid)
-
-
 _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Attempts": lambda _, __: None,
-    "Consumer": lambda guest, it: {"at": _at(it), "tcid": _tcid(guest)},
+    "Consumer": lambda guest, it: {"at": _at(it), "tcid": guest.tcid},
     "Job": lambda _, it: {"id": it.id},
     "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
     "Scan": lambda _, it: {"schema": it.schema},
     "Sender": lambda _, it: {"sent": it.sent} | _about_sender(it),
     "Session": lambda _, __: None,
     "Snapshot": lambda _, it: {"timestamp": it.timestamp},
-    "Subscription": lambda guest, it: {"info": it.info, "tcid": _tcid(guest)},
+    "Subscription": lambda guest, it: {"info": it.info, "tcid": guest.tcid},
     "Table": lambda _, it: {"name": it.name, "id": it.info.id, "schema": it.schema},
     "Topic": lambda _, it: {"info": it.info},
     "Transaction": lambda guest, it: _about(guest, it),
@@ -572,6 +570,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "transaction_state"): _state,
     ("Client", "join"): lambda _, client, token: Transaction.deserialize(client, token),
     ("Client", "commits"): _commits,
+    ("Client", "keep_transaction_alive"): lambda guest, _, id: guest.keep_alive(id),
     ("Client", "planning"): lambda _, client: Planning(client),
     ("Client", "open_scan"): _open_scan,
     ("Client", "open_diff"): _open_diff,

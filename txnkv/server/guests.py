@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -241,10 +241,23 @@ class Guest:
         mine = (each for each in every if isinstance(each, Transaction))
         return next((each for each in mine if each.id.local == TxnId(id).local), None)
 
+    def keep_alive(self, id: int) -> None:
+        """Prolong a transaction: one of this client, or anybody's by who may write."""
+        if self.transaction(id) is None:
+            self.user.require("write")
+        self.client.keep_transaction_alive(id)
+
+    @property
+    def tcid(self) -> int:
+        """The store's coordinator id."""
+        return int(self.client.instance.coordinator.tcid)
+
     # -- what requests name ------------------------------------------------------------
 
     def resolve(self, reference: Reference, right: Right) -> Held:
         """Return what a request names, for a user who has this right to it."""
+        if not isinstance(reference, Reference):
+            raise ValueError(f"a request names what it is about by {type(reference).__name__}")
         if reference.kind == "h":
             found = self.find(reference.content)
             if found.about is not None:
@@ -404,6 +417,17 @@ def lost() -> LostHandleError:
         "the server has not this handle any more: it was started again, or had not heard of this "
         "client for its keepalive time. What was not committed is not; begin again"
     )
+
+
+def require_reference(name: str, args: Sequence[Any], named: Mapping[str, Any] | None) -> None:
+    """Refuse a call that names its table, topic or subscription in another way, as by a text: of
+    references alone rights are asked.
+    """
+    by_word = named or {}
+    words = (by_word.get(word) for word in ("table", "topic", "subscription"))
+    given = args[0] if args else next(filter(None, words), None)
+    if not isinstance(given, Reference):
+        raise ValueError(f"{name} takes a table, topic or subscription by a reference")
 
 
 def give_up(value: Any) -> None:
