@@ -401,6 +401,26 @@ def test_a_handle_of_what_was_dropped_drops_no_namesake(
     assert store.topics() == []
 
 
+def test_who_only_reads_is_told_all_that_is_read(store: txnkv.Client, remote: Remote) -> None:
+    reader = remote(read_only=True)
+    with store.transaction() as txn:
+        txn.insert("t", (1, "a"))
+    assert [each.id for each in reader.transactions()] == [each.id for each in store.transactions()]
+    assert reader.stats()["tables"].keys() == {"t"}
+    assert reader.metrics()["commits"] >= 1
+    assert reader.check().ok
+    for call in (
+        reader.compact,
+        reader.repair_clock,
+        lambda: reader.drop_table("t"),
+        lambda: reader.abort_transaction(txn.id),
+        lambda: reader.table("t").insert((2, "b")),
+    ):
+        with pytest.raises(txnkv.NotSupportedError, match="read_only=True"):
+            call()
+    assert store.table("t").count() == 1
+
+
 def test_what_is_done_on_the_stores_host(
     store: txnkv.Client, remote: Remote, tmp_path: Path
 ) -> None:

@@ -90,6 +90,12 @@ class Call:
         """It may be made twice."""
         return wire.METHODS[self.twin][self.name].again
 
+    @property
+    def writes(self) -> bool:
+        """It is not for who only reads. What an administrator is told may be asked twice."""
+        right = wire.METHODS[self.twin][self.name].right
+        return right == "write" or (right == "admin" and not self.again)
+
     def content(self) -> list[Any]:
         """Return the call as it is sent: flat, since each list in it is looked into."""
         kind, what = target = self.target.reference()
@@ -309,8 +315,7 @@ class Channel:
         Raises:
             NotSupportedError: it was.
         """
-        writes = call is None or wire.METHODS[call.twin][call.name].right in ("write", "admin")
-        if self._read_only and writes:
+        if self._read_only and (call is None or call.writes):
             raise NotSupportedError(
                 f"{self.address} was opened with read_only=True: connect without it to write"
             )
