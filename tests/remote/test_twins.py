@@ -57,7 +57,7 @@ AS_THEY_ARE = {
 """Methods of the local handle that do with others of it, which are sent."""
 
 INSIDE = {
-    "Client": "addresses end_sessions info_of require_own timestamp_of writer elsewhere",
+    "Client": "addresses end_sessions info_of require_own writer elsewhere",
     "Scan": "over",
     "Session": "begin_anew keep",
     "Transaction": "abort_for begin start_heart",

@@ -28,7 +28,8 @@ from txnkv.core import (
     json_rows,
     uuid_texts,
 )
-from txnkv.errors import TxnkvError
+from txnkv.errors import NotSupportedError, TxnkvError
+from txnkv.remote import is_address
 
 if TYPE_CHECKING:  # loaded when something is shown to people
     from rich.console import Console
@@ -71,6 +72,21 @@ partitions_option = click.option(
     type=click.IntRange(min=0),
     help="This partition alone; may be repeated.",
 )
+
+
+def require_folder(store: str, what: str, command: str) -> None:
+    """Refuse the address of a server where a command looks into the store's folder.
+
+    Args:
+        store: as it was given.
+        what: is done there, as "topics are listed".
+        command: that does it.
+
+    Raises:
+        NotSupportedError: it is an address.
+    """
+    if is_address(store):
+        raise NotSupportedError(f"{what} on the store's host: `txnkv {command}` there")
 
 
 def out() -> Console:

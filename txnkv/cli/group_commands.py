@@ -20,6 +20,7 @@ from txnkv.cli.console import (
     print_grid,
     print_json,
     print_pairs,
+    require_folder,
     store_argument,
     tell,
     topic_argument,
@@ -60,6 +61,7 @@ def list_(store: str, topic: str | None, as_json: bool) -> None:
     transaction. Consumer groups, Kafka's too, come last, with the lag of partitions that they
     committed.
     """
+    require_folder(store, "subscriptions are listed", "group list")
     documents = []
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
@@ -101,11 +103,12 @@ def show(store: str, topic: str, name: str, as_json: bool) -> None:
     transactions, too.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
-        engine = client.instance.topics
-        info = _find(client, topic, name)
-        if info is None:
+        if _is_group(client, topic, name):
             _show_group(_group_document(client, client.topic(topic), name), as_json)
             return
+        require_folder(store, "a subscription is shown", "group show")
+        engine = client.instance.topics
+        info = _subscription(client, topic, name)
         found = held_messages(engine, info)
         lag = engine.subscriptions.lag(info)
         committed = engine.subscriptions.committed(info)
@@ -163,17 +166,18 @@ def seek(
         raise click.UsageError(f"--to is earliest, latest or an offset, not {where!r}")
     to = cast("Start", where) if not where.isdecimal() else int(where)
     with txnkv.connect(store, create=False) as client:
-        info = _find(client, topic, name)
+        is_group = _is_group(client, topic, name)
         count = client.topic(topic).partitions
         numbers = sorted(set(partitions)) or range(count)
         if numbers[-1] >= count:
             raise click.UsageError(f"topic {topic!r} has {plural(count, 'partition')}, from 0 on")
         if isinstance(to, int) and not partitions and count > 1:
             raise click.UsageError("an offset is one of a partition: say which with -p")
-        if info is None:
+        if is_group:
             committed = _move_group(client, client.topic(topic), name, numbers, to)
         else:
-            kind = cast("SubscriptionType", info.type)
+            require_folder(store, "a subscription is moved", "group seek")
+            kind = cast("SubscriptionType", _subscription(client, topic, name).type)
             with client.topic(topic).subscribe(name, kind) as subscription:
                 for number in numbers:
                     subscription.seek(number, to)
@@ -198,7 +202,7 @@ def drop(store: str, topic: str, name: str, as_json: bool) -> None:
     first.
     """
     with txnkv.connect(store, create=False) as client:
-        if _find(client, topic, name) is None:
+        if _is_group(client, topic, name):
             _drop_group(client, client.topic(topic), name)
         else:
             client.topic(topic).drop_subscription(name)
@@ -215,21 +219,33 @@ def _show_group(document: dict[str, Any], as_json: bool) -> None:
         print_grid(columns, rows, right=["partition", "committed", "lag", "member"])
 
 
-def _find(client: txnkv.Client, topic: str, name: str) -> SubscriptionInfo | None:
-    """The subscription of this name; None: it is a group.
+def _is_group(client: txnkv.Client, topic: str, name: str) -> bool:
+    """Whether this is a group, and not a subscription.
 
     Raises:
         TopicNotFoundError: it is neither.
     """
     handle = client.topic(topic)
-    found = {info.name: info for info in client.instance.topics.subscriptions.of_topic(handle.info)}
+    found = handle.subscriptions()
     groups = [each["name"] for each in _consumer_groups(client, handle)]
     if name in found or name in groups:
-        return found.get(name)
+        return name not in found
     raise TopicNotFoundError(
         f"topic {topic!r} has no subscription or group {name!r}; it has: "
         f"{', '.join([*found, *groups]) or 'none'}"
     )
+
+
+def _subscription(client: txnkv.Client, topic: str, name: str) -> SubscriptionInfo:
+    """The subscription of this name, which is there.
+
+    Raises:
+        TopicNotFoundError: it was dropped since.
+    """
+    for info in client.instance.topics.subscriptions.of_topic(client.topic(topic).info):
+        if info.name == name:
+            return info
+    raise TopicNotFoundError(f"subscription {name!r} of topic {topic!r} was dropped meanwhile")
 
 
 def _subscription_document(info: SubscriptionInfo, found: Holders) -> dict[str, Any]:

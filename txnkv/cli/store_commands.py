@@ -22,6 +22,7 @@ from txnkv.cli.console import (
     tell,
 )
 from txnkv.cli.parsing import snapshot
+from txnkv.remote import is_address
 
 
 @click.command()
@@ -29,7 +30,7 @@ from txnkv.cli.parsing import snapshot
 @json_option
 def init(store: str, as_json: bool) -> None:
     """Make an empty store; one that is there already is left as it is."""
-    there = (Path(store) / "FORMAT").exists()
+    there = is_address(store) or (Path(store) / "FORMAT").exists()
     with txnkv.connect(store) as client:
         path, tables = client.path, len(client.tables())
     tell(

@@ -4,6 +4,7 @@ of it.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -86,8 +87,8 @@ def create(
     with txnkv.connect(store) as client:
         there = table in client.tables()
         kept = None if history is None else parsing.history(history)
-        made = client.create_table(table, schema, hashed or None, exists_ok=exists_ok, history=kept)
-        tablets = len(made.info.tablets)
+        client.create_table(table, schema, hashed or None, exists_ok=exists_ok, history=kept)
+    tablets = math.prod(part.buckets for part in hashed)
     tell(
         as_json,
         {"name": table, "made": not there, "tablets": tablets},

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import txnkv
-from txnkv.cli.console import duration, json_option, out, print_json, size, store_argument
+from txnkv.cli.console import (
+    duration,
+    json_option,
+    out,
+    print_json,
+    require_folder,
+    size,
+    store_argument,
+)
 from txnkv.coordinator import TxnState, watch
 from txnkv.errors import TxnkvError
 from txnkv.topics import overview_of, sent_to, subscription_stats
@@ -60,6 +68,7 @@ def top(store: str, interval: float, once: bool, as_json: bool) -> None:
     them, while somebody watches, once a second. Without a terminal, or with --json, it looks
     twice and ends.
     """
+    require_folder(store, "a store is watched", "top")
     with txnkv.connect(store, create=False, read_only=True) as client:
         looks = views(client, interval)
         next(looks)

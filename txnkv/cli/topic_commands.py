@@ -19,6 +19,7 @@ from txnkv.cli.console import (
     print_grid,
     print_json,
     print_pairs,
+    require_folder,
     size,
     store_argument,
     tell,
@@ -193,6 +194,7 @@ def list_topics(store: str, topic: str | None, as_json: bool) -> None:
     transactions. What lies at or above the stable offset of a partition waits for an open
     transaction; the output says for which, and how to end it.
     """
+    require_folder(store, "topics are listed", "topics list")
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
         names = client.topics() if topic is None else [client.topic(topic).name]

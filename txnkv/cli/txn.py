@@ -24,6 +24,7 @@ from txnkv.errors import TxnNotFoundError
 from txnkv.topics import SentTo, sent_to
 
 Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
+"""Of transactions, by their local ids, where they have sent messages to."""
 
 
 @click.group()
@@ -46,11 +47,11 @@ def list_(store: str, states: tuple[str, ...], as_json: bool) -> None:
 
     Of those that are not decided, the partitions they have sent messages to: `events/0 @12` from
     offset 12 on, in the log; with * where readers of committed messages wait for it;
-    `events/0 +500` waiting in a side log, where nobody waits for them.
+    `events/0 +500` waiting in a side log, where nobody waits for them. It is told on the store's
+    host; by a server's address it is "?", and null in JSON.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
-        found = client.transactions()
-        sent = sent_to(client.instance.topics)
+        found, sent = client.transactions(), _sent(client)
     if states:
         found = [info for info in found if info.state.name in states]
     if as_json:
@@ -74,8 +75,7 @@ def list_(store: str, states: tuple[str, ...], as_json: bool) -> None:
 def show(store: str, id: int, as_json: bool) -> None:
     """Show the transaction ID."""
     with txnkv.connect(store, create=False, read_only=True) as client:
-        info = _find(client, id)
-        sent = sent_to(client.instance.topics)
+        info, sent = _find(client, id), _sent(client)
     document = _document(info, sent)
     if as_json:
         print_json(document)
@@ -113,6 +113,11 @@ def _find(client: txnkv.Client, id: int) -> TxnInfo:
     )
 
 
+def _sent(client: txnkv.Client) -> Sent | None:
+    """What is told of the folder; None: the client is of a server's address."""
+    return None if client.elsewhere is not None else sent_to(client.instance.topics)
+
+
 def _open_seconds(info: TxnInfo) -> float | None:
     """Since when it is undecided; None: it has ended."""
     if info.state in (TxnState.COMMITTED, TxnState.ABORTED):
@@ -120,7 +125,9 @@ def _open_seconds(info: TxnInfo) -> float | None:
     return max((datetime.now(UTC) - info.begin.datetime).total_seconds(), 0.0)
 
 
-def _sent_cell(info: TxnInfo, sent: Sent) -> str:
+def _sent_cell(info: TxnInfo, sent: Sent | None) -> str:
+    if sent is None:
+        return "" if _open_seconds(info) is None else "?"
     return ", ".join(
         f"{to.topic}/{to.partition} +{to.messages:,}"
         if to.first_offset is None
@@ -129,9 +136,9 @@ def _sent_cell(info: TxnInfo, sent: Sent) -> str:
     )
 
 
-def _print_held(store: str, info: TxnInfo, sent: Sent) -> None:
+def _print_held(store: str, info: TxnInfo, sent: Sent | None) -> None:
     """That readers wait for it, and how to end it."""
-    held = [to for to in sent.get(info.id.local, ()) if to.holds_back]
+    held = [to for to in (sent or {}).get(info.id.local, ()) if to.holds_back]
     age = _open_seconds(info)
     if held and age is not None:
         where = ", ".join(f"{to.topic}/{to.partition} at {to.first_offset}" for to in held)
@@ -148,7 +155,7 @@ def _begun(info: TxnInfo) -> str:
     return f"{when:%H:%M:%S}" if today else f"{when:%Y-%m-%d %H:%M:%S}"
 
 
-def _cells(info: TxnInfo, sent: Sent) -> list[str]:
+def _cells(info: TxnInfo, sent: Sent | None) -> list[str]:
     age = _open_seconds(info)
     limit = "" if info.timeout is None else f" of {info.timeout:g} s"
     return [
@@ -161,7 +168,7 @@ def _cells(info: TxnInfo, sent: Sent) -> list[str]:
     ]
 
 
-def _document(info: TxnInfo, sent: Sent) -> dict[str, Any]:
+def _document(info: TxnInfo, sent: Sent | None) -> dict[str, Any]:
     commit = info.commit
     return {
         "id": info.id.local,
@@ -175,7 +182,7 @@ def _document(info: TxnInfo, sent: Sent) -> dict[str, Any]:
         "isolation": info.isolation,
         "locking": info.locking,
         "participants": info.participants,
-        "messages": [to._asdict() for to in sent.get(info.id.local, ())],
+        "messages": None if sent is None else [to._asdict() for to in sent.get(info.id.local, ())],
         "reason": info.reason,
     }
 

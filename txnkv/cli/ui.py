@@ -46,7 +46,7 @@ import click
 
 import txnkv
 from txnkv.cli.command_group import words
-from txnkv.cli.console import json_text, json_value, store_argument
+from txnkv.cli.console import json_text, json_value, require_folder, store_argument
 from txnkv.cli.top import views
 from txnkv.coordinator import DAMAGE
 from txnkv.core import CoreError
@@ -85,6 +85,7 @@ def ui(store: str, port: int, read_only: bool) -> None:
     What `txnkv top` shows, with plots over time, and drawings of tables and topics. Needs
     `pip install 'txnkv[ui]'`.
     """
+    require_folder(store, "a store is watched", "ui")
     try:
         import uvicorn
 

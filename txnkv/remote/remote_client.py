@@ -47,6 +47,7 @@ from txnkv.transaction import (
     BUFFER_BYTES,
     DEFAULTS,
     AnyTable,
+    At,
     FlushMode,
     Isolation,
     Locking,
@@ -260,6 +261,11 @@ class RemoteClient(RemoteHandle, Client):
 
     def snapshot(self, at: Timestamp | datetime | None = None) -> Snapshot:
         return RemoteSnapshot(self, at)
+
+    @like(Client.timestamp_of)
+    def timestamp_of(self, at: At) -> Timestamp:
+        found: Timestamp = self.planning.timestamp_of(at)
+        return found
 
     # -- maintenance -------------------------------------------------------------------
 

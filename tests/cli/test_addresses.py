@@ -1,0 +1,117 @@
+"""Commands whose STORE is the address of a server."""
+
+from __future__ import annotations
+
+import pytest
+
+import txnkv
+from txnkv.server import Server
+
+SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
+
+
+@pytest.fixture
+def client(store):
+    with txnkv.connect(store) as client:
+        client.create_table("t", SCHEMA).insert((1, "a"))
+        client.create_topic("events")
+        yield client
+
+
+@pytest.fixture
+def address(client):
+    server = Server(client.path, "grpc://127.0.0.1:0", None, None)
+    yield f"grpc://127.0.0.1:{server.port}"
+    server.close()
+
+
+def test_snapshots(client, address, run, misuse):
+    before = int(client.snapshot().timestamp)
+    client.table("t").upsert((1, "b"))
+    client.table("t").insert((2, "b"))
+    at = ("--snapshot", before)
+    assert run("scan", address, "t", *at, "--json").lines == [{"id": 1, "v": "a"}]
+    assert run("get", address, "t", "1", *at, "--json").lines == [{"id": 1, "v": "a"}]
+    assert run("count", address, "t", *at, "--json").json == {"table": "t", "rows": 1}
+    assert run("count", address, "t").out == "2\n"
+    later = "2090-01-01T00:00:00Z"
+    assert "in the future" in misuse("count", address, "t", "--snapshot", later)
+    assert "in the future" in misuse("revert", address, "t", "--to", later)
+    assert run("revert", address, "t", "--to", before, "--json").json == {
+        "inserted": 0,
+        "updated": 1,
+        "deleted": 1,
+    }
+    assert list(client.table("t").scan()) == [{"id": 1, "v": "a"}]
+
+
+def test_queries_at_a_snapshot(client, address, run):
+    pytest.importorskip("duckdb")
+    before = int(client.snapshot().timestamp)
+    client.table("t").insert((2, "b"))
+    asked = run("query", address, "SELECT count(*) AS n FROM t", "--snapshot", before, "--json")
+    assert asked.lines == [{"n": 1}]
+
+
+def test_what_only_reads(client, address, run):
+    assert run("stats", address, "--json").json["tables"]["t"]["rows"] == 1
+    assert run("check", address, "--json").json["ok"]
+    with client.transaction() as txn:
+        txn.send("events", b"x")
+        id = txn.id.local  # others know of it from here on
+        txn.serialize()
+        shown = run("txn", "show", address, id, "--json").json
+        assert (shown["state"], shown["messages"]) == ("OPEN", None)
+        (line,) = [line for line in run("txn", "list", address).out.splitlines() if "OPEN" in line]
+        assert line.split()[-1] == "?"
+    run("txn", "show", address, id)
+
+
+def test_init_makes_nothing(client, address, run, fail):
+    assert run("init", address).out == f"{address} is a store already, with 1 table\n"
+    assert run("init", address, "--json").json["made"] is False
+    assert "does not answer" in fail("init", "grpc://127.0.0.1:1")
+
+
+def test_create(client, address, run):
+    made = ["create", address, "n", "--schema", "id:int64", "--key", "id"]
+    assert run(*made, "--partition-hash", "id:3", "--json").json["tablets"] == 3
+    assert run(*made, "--partition-hash", "id:3", "--exists-ok").out == "n is there already\n"
+    assert client.stats()["tables"]["n"]["tablets"] == 3
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics list {}",
+        "topics list {} events",
+        "group list {}",
+        "group list {} events",
+        "group show {} events s",
+        "group seek {} events s --to earliest",
+        "top {} --once",
+        "ui {}",
+        "backup {} none/here",
+        "dump {} none/here",
+    ],
+)
+def test_what_runs_on_the_stores_host(command, client, address, fail):
+    client.topic("events").subscribe("s").close()
+    told = fail(*command.format(address).split())
+    name = command.partition(" {}")[0]
+    assert told.endswith(f"on the store's host: `txnkv {name}` there")
+
+
+def test_groups(client, address, run, fail):
+    client.topic("events").subscribe("s").close()
+    with client.consumer("events", group="g") as member:
+        member.poll(timeout=0)
+        member.commit()
+        (shown,) = run("group", "show", address, "events", "g", "--json").json["members"]
+        assert shown["member"]
+    moved = run("group", "seek", address, "events", "g", "--to", "earliest", "--json")
+    assert moved.json["committed"] == [0]
+    run("group", "drop", address, "events", "s")
+    assert client.topic("events").subscriptions() == []
+    run("group", "drop", address, "events", "g")
+    assert "no subscription or group 's'" in fail("group", "show", address, "events", "s")
