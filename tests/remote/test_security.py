@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -171,6 +172,42 @@ def test_a_table_has_the_rights_of_its_present_name(
         store.rename_table("hidden", "t")
         assert table.get(1) == {"id": 1, "v": "b"}
     assert store.table("t").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("users = 3", "users is a table, not of type int"),
+        ("[[users]]\nrights = 'read'", "users is a table, not of type list"),
+        ("[users]\nann = 'x'", "user 'ann' is a table, not of type str"),
+        ("[users.ann]\nrights = ['read']", "rights of user 'ann' are one of"),
+        ("[users.ann]\nrights = 'read'\ntables = 3", "tables of user 'ann' is a list"),
+        ("users = ", "is no file of users"),
+    ],
+)
+def test_a_file_of_users_of_another_shape(
+    store: txnkv.Client,
+    serve: Callable[..., Server],
+    users: tuple[Users, dict[str, str]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    found: str,
+) -> None:
+    known, tokens = users
+    path = tmp_path / "users.toml"
+    sound = path.read_text()
+    address = f"grpc://127.0.0.1:{serve(known).port}"
+    with txnkv.connect(address, credentials=tokens["ann"]) as ann:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(found)) as caught:
+            Users(path)
+        assert str(path) in str(caught.value)
+        with pytest.raises(txnkv.AuthenticationError, match="nobody can be let in now"):
+            ann.tables()
+        assert found in caplog.text
+        path.write_text(sound)
+        assert ann.tables() == ["t"]
 
 
 def certified(folder: Path, name: str, *more: str) -> tuple[Path, Path]:

@@ -459,20 +459,26 @@ class _Knock(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             raise fl.FlightUnauthenticatedError(
                 "this server wants a token: connect(..., credentials=...)"
             )
-        try:
+        with _knocking():
             user = self._users.of_token(token.strip())
-        except AuthenticationError as error:
-            raise fl.FlightUnauthenticatedError(str(error)) from None
-        except (OSError, ValueError) as error:
-            _log.error("the file of users cannot be read: %s", error)
-            raise fl.FlightUnauthenticatedError("nobody can be let in now") from None
         return _Known(lambda _: user)
 
     def _certified(self, context: Any) -> User:
-        try:
-            return self._users.named(context.peer_identity().decode())
-        except AuthenticationError as error:
-            raise fl.FlightUnauthenticatedError(str(error)) from None
+        name = context.peer_identity().decode()
+        with _knocking():
+            return self._users.named(name)
+
+
+@contextmanager
+def _knocking() -> Iterator[None]:
+    """Tell a client that it is not let in, and the log alone what is wrong with the file."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise fl.FlightUnauthenticatedError(str(error)) from None
+    except (OSError, ValueError) as error:
+        _log.error("the file of users cannot be read: %s", error)
+        raise fl.FlightUnauthenticatedError("nobody can be let in now") from None
 
 
 class _Known(fl.ServerMiddleware):  # type: ignore[misc]

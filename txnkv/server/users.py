@@ -42,7 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from txnkv.errors import AuthenticationError
 from txnkv.remote import RIGHTS, Right
@@ -378,7 +378,8 @@ def read_users(path: Path) -> list[StoredUser]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no file of users: {error}") from None
     found = []
-    for name, told in document.get("users", {}).items():
+    for name, told in _table(document.get("users", {}), f"{path}: users").items():
+        told = _table(told, f"{path}: user {name!r}")
         right = told.get("rights")
         if right not in RIGHTS[1:]:
             raise ValueError(f"{path}: rights of user {name!r} are one of {', '.join(RIGHTS[1:])}")
@@ -394,6 +395,17 @@ def read_users(path: Path) -> list[StoredUser]:
         except ValueError as error:
             raise ValueError(f"{path}: scram of user {name!r} is none: {error}") from None
         found.append(StoredUser(user, str(told.get("token", _NOBODY)), scram))
+    return found
+
+
+def _table(found: Any, what: str) -> dict[str, Any]:
+    """What is a table of TOML.
+
+    Raises:
+        ValueError: it is another thing.
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} is a table, not of type {type(found).__name__}")
     return found
 
 
