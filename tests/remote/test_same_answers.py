@@ -96,6 +96,8 @@ c.drop_table("aging", keep=float("inf"))
 c.drop_table("aging")
 t.dataset().to_table()
 before = c.snapshot().timestamp
+c.timestamp_of(before) == before
+c.timestamp_of(NOW + DAY)
 t.upsert((1, "new", 5))
 t.diff(before).read_all().drop_columns(["_commit_timestamp"])
 t.diff(before, columns=["nope"])

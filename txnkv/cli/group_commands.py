@@ -220,7 +220,7 @@ def _show_group(document: dict[str, Any], as_json: bool) -> None:
 
 
 def _is_group(client: txnkv.Client, topic: str, name: str) -> bool:
-    """Whether this is a group, and not a subscription.
+    """Tell whether this is a group, and not a subscription.
 
     Raises:
         TopicNotFoundError: it is neither.

@@ -24,7 +24,7 @@ from txnkv.errors import TxnNotFoundError
 from txnkv.topics import SentTo, sent_to
 
 Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
-"""Of transactions, by their local ids, where they have sent messages to."""
+"""The partitions that transactions have sent messages to, by their local ids."""
 
 
 @click.group()
@@ -114,7 +114,7 @@ def _find(client: txnkv.Client, id: int) -> TxnInfo:
 
 
 def _sent(client: txnkv.Client) -> Sent | None:
-    """What is told of the folder; None: the client is of a server's address."""
+    """Return what the folder tells; None: the client is of a server's address."""
     return None if client.elsewhere is not None else sent_to(client.instance.topics)
 
 

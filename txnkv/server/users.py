@@ -399,7 +399,7 @@ def read_users(path: Path) -> list[StoredUser]:
 
 
 def _table(found: Any, what: str) -> dict[str, Any]:
-    """What is a table of TOML.
+    """Return what is a table of TOML.
 
     Raises:
         ValueError: it is another thing.
