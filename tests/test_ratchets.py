@@ -187,6 +187,9 @@ tables: changes of columns that are no mappings. client, storage: a backup besid
 is damaged.
 aio: ends beside waits. client, coordinator, tables: parts that others drop under long work.
 cli: values out of range; CSV of times that Arrow's texts have not.
+client, storage, topics: files that are told as damaged, another's, or opened again.
+cli, remote, server: commands at an address; rights whatever names a table; users' files of
+another shape. aio: transactions that are joined. topics: what compact has retention take.
 """
 
 
