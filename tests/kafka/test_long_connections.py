@@ -19,7 +19,11 @@ Dial = Callable[[KafkaServer], Wire]
 
 
 def test_a_user_whose_entry_is_changed_is_turned_out(
-    store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial, tmp_path: Path
+    store: txnkv.Client,
+    serve: Callable[..., KafkaServer],
+    dial: Dial,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     store.create_topic("t")
     path = tmp_path / "users.toml"
@@ -41,9 +45,22 @@ def test_a_user_whose_entry_is_changed_is_turned_out(
         wire.produce("t", batch_of(b"v"))
     wire = logged_in()
     assert wire.produce("t", batch_of(b"v"))["error_code"] == Code.TOPIC_AUTHORIZATION_FAILED
+    right = path.read_text()
     path.write_text("")
     with pytest.raises((EOFError, ConnectionError)):
         wire.fetch("t", 0)
+    path.write_text(right)
+    wire = logged_in()
+    path.write_text("users = 3")
+    with pytest.raises((EOFError, ConnectionError)):
+        wire.fetch("t", 0)
+    wire = dial(server)
+    assert wire.ask("SaslHandshake", mechanism="PLAIN")["error_code"] == 0
+    refused = wire.ask("SaslAuthenticate", auth_bytes=b"\0ann\0" + token.encode())["error_code"]
+    assert refused == Code.SASL_AUTHENTICATION_FAILED
+    assert not [each for each in caplog.records if each.exc_info]
+    path.write_text(right)
+    assert logged_in().fetch("t", 0)["error_code"] == 0
 
 
 def test_a_fetch_goes_on_in_the_topic_of_the_same_name(

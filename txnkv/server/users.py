@@ -141,7 +141,7 @@ class Users:
         self._right: dict[bytes, tuple[str, str]] = {}
         self._failing = 0
         self._hashing = new_lock()
-        self._read()
+        self._look()
 
     def of_token(self, token: str) -> User:
         """Return the user of a token.
@@ -223,6 +223,18 @@ class Users:
         return found.user
 
     def _read(self) -> None:
+        """Read the file again, if it has changed.
+
+        Raises:
+            AuthenticationError: it cannot be read; the log alone is told why.
+        """
+        try:
+            self._look()
+        except (OSError, ValueError) as error:
+            _log.error("the file of users cannot be read: %s", error)
+            raise AuthenticationError("nobody can be let in now") from None
+
+    def _look(self) -> None:
         found = self._path.stat()
         stamp = (found.st_mtime_ns, found.st_size)
         if stamp != self._stamp:
