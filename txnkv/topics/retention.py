@@ -70,7 +70,7 @@ from txnkv.topics.messages import now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.subscription_catalog import SubscriptionInfo
-from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
 
@@ -230,7 +230,7 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
         How many segments went.
     """
     options = partition.topic.options
-    if _keeps_all(partition) or not partition.exists:
+    if not is_limited(partition.topic) or not partition.exists:
         return 0
     environment, log = partition.environment, partition.log
 
@@ -262,9 +262,10 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
     return dropped
 
 
-def _keeps_all(partition: Partition) -> bool:
-    options = partition.topic.options
-    return options.retention_seconds is None and options.retention_bytes is None
+def is_limited(topic: TopicInfo) -> bool:
+    """Return True where a topic does not retain all of its messages."""
+    options = topic.options
+    return options.retention_seconds is not None or options.retention_bytes is not None
 
 
 def give_up(
@@ -313,7 +314,7 @@ def enforce_all(
 
     def one(partition: Partition) -> None:
         nonlocal dropped
-        if force and not _keeps_all(partition):
+        if force and is_limited(partition.topic):
             roll_forward.complete(topics, partition)
         dropped += enforce(topics, partition, check)
 

@@ -430,8 +430,9 @@ class TopicEngine(Topics):
         """Compact all topics that are to be, and give up what others do not retain, as far as they
         are decided; behind a backup, if there are some.
         """
-        with self.store.log_cuts():
-            retention.enforce_all(self, force=True)
+        if any(retention.is_limited(each) for each in map(self.find, self.names()) if each):
+            with self.store.log_cuts():
+                retention.enforce_all(self, force=True)
         return key_compaction.compact_all(self, force=True)
 
     def purge(self) -> None:
