@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -55,7 +56,7 @@ def forget(file: Path) -> None:
 
 @pytest.mark.parametrize("lose", [void, forget])
 def test_a_log_whose_record_is_gone_is_not_taken_for_an_empty_one(
-    tmp_path: Path, lose: object, large: None
+    tmp_path: Path, lose: Callable[[Path], None], large: None
 ) -> None:
     """It was read as empty, `check` found nothing, and it took messages at offsets of others."""
     with txnkv.connect(tmp_path / "store") as client:
@@ -63,7 +64,7 @@ def test_a_log_whose_record_is_gone_is_not_taken_for_an_empty_one(
         client.create_topic("new")
         for n in range(4):
             send(client, b"%d" % n)
-    lose(tmp_path / "store" / "logs" / "1" / "data.mdb")  # type: ignore[operator]
+    lose(tmp_path / "store" / "logs" / "1" / "data.mdb")
     for read_only in (True, False):
         with txnkv.connect(tmp_path / "store", read_only=read_only) as client:
             with pytest.raises(txnkv.CorruptionError, match="record of its state is damaged"):

@@ -212,8 +212,8 @@ def _said(error: BaseException) -> str:
     text = str(error)
     if text and text != "not an error":
         return text
-    names: dict[int, str] = apsw.mapping_extended_result_codes | apsw.mapping_result_codes  # type: ignore[assignment]
-    return names.get(getattr(error, "extendedresult", -1), type(error).__name__)
+    names = {**apsw.mapping_extended_result_codes, **apsw.mapping_result_codes}
+    return str(names.get(getattr(error, "extendedresult", -1), type(error).__name__))
 
 
 def _is_protected(path: Path) -> bool:
