@@ -34,6 +34,7 @@ HEADERS = [
     "rowset/access.h",
     "rowset/bloom.h",
     "rowset/delta.h",
+    "rowset/match.h",
     "rowset/merge.h",
     "rowset/partition.h",
     "rowset/search.h",

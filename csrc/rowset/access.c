@@ -95,15 +95,6 @@ status_t access_value(const block_t *block, uint32_t row, access_value_t *out) {
     return block->encoding == BLOCK_PLAIN ? plain_at(block, row, out) : light_at(block, row, out);
 }
 
-status_t access_bytes(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,
-                      uint32_t row, access_value_t *out) {
-    block_t block;
-    const status_t status = block_parse(bytes, len, &block);
-    if (status != STATUS_OK) return status;
-    if (block.kind != kind || block.width != width) return STATUS_CORRUPT;
-    return access_value(&block, row, out);
-}
-
 static bool holds_keys(const block_t *block) {
     return (block->kind == BLOCK_FIXED || block->kind == BLOCK_VARLEN) && block->validity == NULL;
 }

@@ -26,11 +26,6 @@ typedef struct {
  * RANGE: the row is not in the block. CORRUPT: the block is opaque, or damaged. */
 status_t access_value(const block_t *block, uint32_t row, access_value_t *out);
 
-/* The same from the bytes of a block that is to be of this kind and width (CORRUPT when it is
- * not), for reads of single rows. */
-status_t access_bytes(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,
-                      uint32_t row, access_value_t *out);
-
 /* The order of the key at `row` to `key`: below 0, 0, above 0 as memcmp. RANGE, CORRUPT: as above. */
 status_t access_compare(const block_t *keys, uint32_t row, const uint8_t *key, size_t key_len,
                         int *out_order);

@@ -18,12 +18,6 @@ uint32_t search_lower_bound(const keys_t *keys, const uint8_t *key, size_t key_l
     return search_range(keys, probe, 0, keys->n);
 }
 
-int64_t search_find(const keys_t *keys, const uint8_t *key, size_t key_len) {
-    const slice_t probe = {key, key_len};
-    const uint32_t at = search_lower_bound(keys, key, key_len);
-    return at < keys->n && slice_compare(keys_at(keys, at), probe) == 0 ? (int64_t)at : -1;
-}
-
 static bool probes_ascending(const keys_t *probes) {
     for (uint32_t i = 1; i < probes->n; i++) {
         if (slice_compare(keys_at(probes, i - 1), keys_at(probes, i)) > 0) return false;

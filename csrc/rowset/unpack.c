@@ -6,6 +6,7 @@
 #include "common/alloc.h"
 #include "common/bits.h"
 #include "common/check.h"
+#include "common/rows.h"
 #include "rowset/unpack_inline.h"
 
 /* -- numbers to values ----------------------------------------------------------- */
@@ -263,19 +264,36 @@ status_t unpack_keys(const block_t *block, uint8_t *out, size_t out_len, uint32_
     return unpack_fixed(block, 0, block->rows, out);
 }
 
+static void flip_signs(uint32_t width, uint32_t n, uint8_t *out) {
+    for (size_t i = 0; width == 8 && i < n; i++) {
+        store_le64(out + 8 * i, load_le64(out + 8 * i) ^ UINT64_C(1) << 63);
+    }
+    for (size_t i = 0; width == 4 && i < n; i++) {
+        store_le32(out + 4 * i, load_le32(out + 4 * i) ^ UINT32_C(1) << 31);
+    }
+}
+
+/* Moves the rows behind each that is gone down to those before it. */
+static void close_holes(rows_but_t rows, size_t width, uint8_t *out) {
+    size_t end = rows.gone_n == 0 ? 0 : (rows.gone[0] - rows.lo) * width;
+    for (uint32_t i = 1; i <= rows.gone_n; i++) {
+        const rows_run_t run = rows_run(rows, i);
+        memmove(out + end, out + (run.lo - rows.lo) * width, run.n * width);
+        end += run.n * width;
+    }
+}
+
 status_t unpack_integers(const block_t *block, uint32_t is_signed, uint32_t lo, uint32_t n,
-                         uint8_t *out) {
+                         const uint32_t *gone, uint32_t gone_n, uint8_t *out) {
+    const rows_but_t rows = {gone, gone_n, lo, n};
     block_t values = *block;
     if (block->encoding != BLOCK_PACKED || !block->keys) return STATUS_CORRUPT;
     if (block->width != 4 && block->width != 8) return STATUS_CORRUPT;
+    if (!rows_but_sane(rows, block->rows)) return STATUS_RANGE;
     values.keys = 0;
     const status_t status = unpack_numbers(&values, 0, lo, n, out);
-    if (status != STATUS_OK || !is_signed) return status;
-    for (size_t i = 0; block->width == 8 && i < n; i++) {
-        store_le64(out + 8 * i, load_le64(out + 8 * i) ^ UINT64_C(1) << 63);
-    }
-    for (size_t i = 0; block->width == 4 && i < n; i++) {
-        store_le32(out + 4 * i, load_le32(out + 4 * i) ^ UINT32_C(1) << 31);
-    }
+    if (status != STATUS_OK) return status;
+    close_holes(rows, block->width, out);
+    if (is_signed) flip_signs(block->width, n - gone_n, out);
     return STATUS_OK;
 }

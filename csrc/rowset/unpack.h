@@ -23,9 +23,10 @@ status_t unpack_block(const block_t *block, block_t *out, void **memory);
 status_t unpack_keys_size(const block_t *block, uint64_t *out_size);
 status_t unpack_keys(const block_t *block, uint8_t *out, size_t out_len, uint32_t *out_offsets);
 
-/* Rows [lo, lo + n) of packed keys of 4 or 8 bytes, as the integers that they are of, little-endian;
- * is_signed: of signed ones. CORRUPT: the block is not of such keys. */
+/* Rows [lo, lo + n) of packed keys of 4 or 8 bytes, but for gone[0 .. gone_n), strictly ascending,
+ * as the integers that they are of, little-endian; is_signed: of signed ones. `out` has room for
+ * all n. CORRUPT: the block is not of such keys. RANGE: a row that is gone is not among them. */
 status_t unpack_integers(const block_t *block, uint32_t is_signed, uint32_t lo, uint32_t n,
-                         uint8_t *out);
+                         const uint32_t *gone, uint32_t gone_n, uint8_t *out);
 
 #endif

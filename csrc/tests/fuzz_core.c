@@ -12,6 +12,7 @@
 #include "rowset/access.h"
 #include "rowset/block.h"
 #include "rowset/bloom.h"
+#include "rowset/match.h"
 #include "rowset/unpack.h"
 #include "rowset/zone.h"
 
@@ -119,14 +120,17 @@ static void read_keys(const block_t *block) {
     int order;
     uint64_t size;
     const uint8_t probe[8] = {0x80};
+    const keys_t probes = {probe, sizeof probe, NULL, sizeof probe, 1};
+    uint32_t position, found;
     access_lower_bound(block, probe, sizeof probe, &row);
+    if (block->rows > 1000) match_block(block, &probes, 1, 1, &row, &position, &found);
     access_compare(block, block->rows / 2, probe, sizeof probe, &order);
     if (unpack_keys_size(block, &size) != STATUS_OK || size > (1u << 24)) return;
     uint8_t *out = malloc(size + 1);
     uint32_t *offsets = malloc(4 * ((size_t)block->rows + 1));
     if (out != NULL && offsets != NULL) {
         unpack_keys(block, out, size, offsets);
-        if (block->width != 0) unpack_integers(block, 1, 0, block->rows, out);
+        if (block->width != 0) unpack_integers(block, 1, 0, block->rows, NULL, 0, out);
     }
     free(out);
     free(offsets);
@@ -143,7 +147,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     for (uint32_t i = 0; i < 4; i++) {
         access_value_t value;
         volatile uint8_t seen = 0;
-        if (access_bytes(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
+        if (access_value(&block, list[i], &value) != STATUS_OK) continue;
         for (size_t at = 0; at < value.len; at++) seen = seen ^ value.data[at];
     }
     read_rows(&block);

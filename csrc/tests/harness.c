@@ -71,6 +71,13 @@ int keys_compare(const keys_t *a, uint32_t i, const keys_t *b, uint32_t j) {
     return (x.len > y.len) - (x.len < y.len);
 }
 
+int64_t keys_find(const keys_t *keys, slice_t key) {
+    for (uint32_t i = 0; i < keys->n; i++) {
+        if (slice_compare(keys_at(keys, i), key) == 0) return i;
+    }
+    return -1;
+}
+
 keys_t keys_random_sorted(shape_t shape, uint32_t n, bool dense) {
     const keys_t keys = keys_random(shape, n, dense);
     uint32_t *order = calloc((size_t)n + 1, sizeof *order), kept = 0;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "codec/keys.h"
+#include "codec/keys_inline.h"
 
 #define EXPECT(condition)                                                                      \
     do {                                                                                       \
@@ -38,6 +39,8 @@ keys_t keys_random_sorted(shape_t shape, uint32_t n, bool dense);
 void keys_drop(keys_t keys);
 /* The plain comparison that everything is held against. */
 int keys_compare(const keys_t *a, uint32_t i, const keys_t *b, uint32_t j);
+/* The position of a key in strictly ascending ones, or -1. */
+int64_t keys_find(const keys_t *keys, slice_t key);
 
 void test_bitmap(void);
 void test_shared(void);

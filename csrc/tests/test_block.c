@@ -116,12 +116,12 @@ static void check_decoded(const source_t *source, block_rows_t outer, const bloc
 }
 
 /* Single values are what decoding one row gives. */
-static void check_value(const source_t *source, block_rows_t outer, const uint8_t *bytes,
-                        size_t len, uint32_t i) {
+static void check_value(const source_t *source, block_rows_t outer, const block_t *block,
+                        uint32_t i) {
     const block_column_t *column = &source->column;
     const uint64_t row = column->offset + picked(outer, i);
     access_value_t value;
-    EXPECT(access_bytes(bytes, len, column->kind, column->width, i, &value) == STATUS_OK);
+    EXPECT(access_value(block, i, &value) == STATUS_OK);
     EXPECT(value.is_null == (column->validity != NULL && !bits_get(column->validity, row)));
     if (value.is_null) return;
     if (column->kind == BLOCK_BIT) {
@@ -145,9 +145,8 @@ static void check_block(const source_t *source, block_rows_t rows) {
     const block_rows_t all = {NULL, 0, rows.n};
     access_value_t value;
     check_decoded(source, rows, &block, all);
-    for (uint32_t i = 0; i < rows.n; i++) check_value(source, rows, moved + 2, len, i);
-    EXPECT(access_bytes(bytes, len, block.kind, block.width, rows.n, &value) == STATUS_RANGE);
-    EXPECT(access_bytes(bytes, len, block.kind, block.width + 1, 0, &value) == STATUS_CORRUPT);
+    for (uint32_t i = 0; i < rows.n; i++) check_value(source, rows, &block, i);
+    EXPECT(access_value(&block, rows.n, &value) == STATUS_RANGE);
     if (rows.n > 2) {
         const block_rows_t part = {NULL, rows.n / 3, rows.n / 2};
         const uint32_t list[] = {rows.n - 1, UINT32_MAX, 0, rows.n / 2, 0};

@@ -5,6 +5,7 @@
 #include "common/bits.h"
 #include "rowset/access.h"
 #include "rowset/encode.h"
+#include "rowset/match.h"
 #include "rowset/search.h"
 #include "rowset/unpack.h"
 #include "rowset/zone.h"
@@ -287,10 +288,8 @@ static arrow_t decode_but(const block_t *block, uint32_t lo, uint32_t n, const u
 
 static void same_value(made_t plain, made_t light, uint32_t row) {
     access_value_t a, b;
-    const block_kind_t kind = plain.block.kind;
-    const uint32_t width = plain.block.width;
-    EXPECT(access_bytes(plain.bytes, plain.len, kind, width, row, &a) == STATUS_OK);
-    EXPECT(access_bytes(light.bytes, light.len, kind, width, row, &b) == STATUS_OK);
+    EXPECT(access_value(&plain.block, row, &a) == STATUS_OK);
+    EXPECT(access_value(&light.block, row, &b) == STATUS_OK);
     EXPECT(a.is_null == b.is_null && a.len == b.len);
     EXPECT(compare_bytes(a.data, b.data, a.len) == 0);
 }
@@ -356,9 +355,66 @@ static block_encoding_t check_column(block_kind_t kind, uint32_t width, content_
     return encoding;
 }
 
+/* Integers but for some, against all of them. */
+static void check_integers(const block_t *block) {
+    const uint32_t lo = random_below(block->rows + 1), n = random_below(block->rows - lo + 1);
+    const size_t width = block->width;
+    uint8_t *all = exact(n * width), *left = exact(n * width);
+    uint32_t *gone = calloc((size_t)n + 1, 4), gone_n = 0, kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (random_below(8) == 0) gone[gone_n++] = lo + i;
+    }
+    const status_t status = unpack_integers(block, 1, lo, n, NULL, 0, all);
+    EXPECT(status == (block->encoding == BLOCK_PACKED && (width == 4 || width == 8)
+                          ? STATUS_OK : STATUS_CORRUPT));
+    if (status == STATUS_OK) {
+        EXPECT(unpack_integers(block, 1, lo, n, gone, gone_n, left) == STATUS_OK);
+        for (uint32_t i = 0, at = 0; i < n; i++) {
+            if (at < gone_n && gone[at] == lo + i) {
+                at++;
+            } else {
+                EXPECT(memcmp(left + width * kept++, all + width * i, width) == 0);
+            }
+        }
+        gone[0] = lo + n;
+        EXPECT(unpack_integers(block, 1, lo, n, gone, 1, left) == STATUS_RANGE);
+    }
+    free(all);
+    free(left);
+    free(gone);
+}
+
+/* Few keys and many, against a plain search. */
+static void check_match(const keys_t *keys, const block_t *block, const keys_t *any) {
+    const keys_t *lists[] = {any, keys};
+    uint32_t *rows = calloc((size_t)keys->n + 1, 4), *positions = calloc((size_t)keys->n + 1, 4);
+    for (size_t k = 0; k < 2; k++) {
+        const keys_t *some = lists[k];
+        uint32_t count, at = 0;
+        EXPECT(match_block(block, some, k == 0, keys->n, rows, positions, &count) == STATUS_OK);
+        for (uint32_t i = 0; i < some->n; i++) {
+            const int64_t row = k == 1 ? (int64_t)i : keys_find(keys, keys_at(some, i));
+            if (row < 0) continue;
+            EXPECT(at < count && rows[at] == row && positions[at] == i);
+            at++;
+        }
+        EXPECT(at == count);
+    }
+    uint32_t count;
+    if (keys->n > 0) {
+        EXPECT(match_block(block, keys, 0, keys->n - 1, rows, positions, &count) == STATUS_LIMIT);
+    }
+    for (size_t n = 1; keys->n > 0 && n <= (block->encoding == BLOCK_PLAIN ? 1 : 2); n++) {
+        alloc_fail_at(n);
+        EXPECT(match_block(block, keys, 0, keys->n, rows, positions, &count) == STATUS_NO_MEMORY);
+    }
+    free(rows);
+    free(positions);
+}
+
 static void check_keys(shape_t shape, uint32_t n, bool counter) {
     keys_t keys = keys_random_sorted(shape, n, n % 2 == 0);
-    const keys_t probes = keys_random(shape, 50, n % 2 == 0);
+    const keys_t probes = keys_random_sorted(shape, 50, n % 2 == 0);
     if (counter && keys.width == 8) {
         for (uint32_t i = 0; i < keys.n; i++) {
             store_be64((uint8_t *)(uintptr_t)keys.data + 8 * i, UINT64_C(1) << 63 | (i * 3 + 17));
@@ -375,19 +431,21 @@ static void check_keys(shape_t shape, uint32_t n, bool counter) {
     EXPECT(block_parse(bytes, len, &block) == STATUS_OK && block.rows == keys.n);
     if (counter && keys.width == 8 && keys.n > 100) EXPECT(len < room / 4);
     for (uint32_t i = 0; i < 100; i++) {
-        const slice_t probe = i < 50 ? keys_at(&probes, i) : keys_at(&keys, random_below(keys.n));
+        const slice_t probe = i < probes.n ? keys_at(&probes, i) : keys_at(&keys, random_below(keys.n));
         uint32_t lower;
         int64_t found;
         int order;
         EXPECT(access_lower_bound(&block, probe.data, probe.len, &lower) == STATUS_OK);
         EXPECT(lower == search_lower_bound(&keys, probe.data, probe.len));
         EXPECT(access_find(&block, probe.data, probe.len, &found) == STATUS_OK);
-        EXPECT(found == search_find(&keys, probe.data, probe.len));
+        EXPECT(found == keys_find(&keys, probe));
         const uint32_t row = random_below(keys.n);
         EXPECT(access_compare(&block, row, probe.data, probe.len, &order) == STATUS_OK);
         const int wanted = slice_compare(keys_at(&keys, row), probe);
         EXPECT((order < 0) == (wanted < 0) && (order > 0) == (wanted > 0));
     }
+    check_match(&keys, &block, &probes);
+    check_integers(&block);
     if (block.encoding != BLOCK_PLAIN) {
         uint64_t size;
         keys_t back;

@@ -29,7 +29,7 @@ static void check_access(const keys_t *keys, block_bytes_t bytes, slice_t probe)
     EXPECT(access_lower_bound(&block, probe.data, probe.len, &lower) == STATUS_OK);
     EXPECT(lower == search_lower_bound(keys, probe.data, probe.len));
     EXPECT(access_find(&block, probe.data, probe.len, &found) == STATUS_OK);
-    EXPECT(found == search_find(keys, probe.data, probe.len));
+    EXPECT(found == keys_find(keys, probe));
     const uint32_t row = random_below(keys->n);
     EXPECT(access_compare(&block, row, probe.data, probe.len, &order) == STATUS_OK);
     const int wanted = slice_compare(keys_at(keys, row), probe);
@@ -66,10 +66,11 @@ static block_bytes_t column_block(block_kind_t kind, uint32_t width, uint32_t n)
     return block;
 }
 
-static bool read_value(block_bytes_t block, block_kind_t kind, uint32_t width, uint32_t row,
-                       access_value_t *out) {
-    if (block.bytes == NULL) return false;
-    EXPECT(access_bytes(block.bytes, block.len, kind, width, row, out) == STATUS_OK);
+static bool read_value(block_bytes_t bytes, uint32_t row, access_value_t *out) {
+    block_t block;
+    if (bytes.bytes == NULL) return false;
+    EXPECT(block_parse(bytes.bytes, bytes.len, &block) == STATUS_OK);
+    EXPECT(access_value(&block, row, out) == STATUS_OK);
     return out->is_null == 0;
 }
 
@@ -116,7 +117,7 @@ static void check_row(void) {
         for (uint32_t c = 0; c < COLUMNS; c++) {
             const uint32_t width = kinds[c].kind == ROW_FIXED ? kinds[c].width : 0;
             access_value_t value;
-            const bool valid = read_value(blocks[c], of[kinds[c].kind], width, row, &value);
+            const bool valid = read_value(blocks[c], row, &value);
             EXPECT(bits_get(out, c) != valid);
             if (!valid) continue;
             if (kinds[c].kind == ROW_BIT) EXPECT(out[slots[c].at] == value.bit);

@@ -180,8 +180,13 @@ def test_a_key_column_is_read_from_packed_keys(type_):
     block = KeyCodec([type_]).encode([array]).to_block(0)
     for lo, n in ((0, 2500), (1000, 100), (1, 1023), (2500, 0)):
         assert decode_key_block(block, type_, lo, n).equals(array.slice(lo, n))
+        gone = Rows.of(range(lo, lo + n, 3))
+        left = array.take(pa.array([i for i in range(lo, lo + n) if (i - lo) % 3], pa.int64()))
+        assert decode_key_block(block, type_, lo, n, gone).equals(left)
     with pytest.raises(IndexError):
         decode_key_block(block, type_, 2400, 101)
+    with pytest.raises(IndexError):
+        decode_key_block(block, type_, 0, 100, Rows.of([100]))
     assert decode_key_block(KeyCodec([type_]).encode([array[:3]]).to_block(0), type_, 0, 3) is None
 
 

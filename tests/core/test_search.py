@@ -19,6 +19,7 @@ from txnkv.core import (
     lower_bound,
     mark_common,
     mark_duplicates,
+    match_block,
     range_partition,
     scatter,
     sort_keys,
@@ -93,6 +94,20 @@ def test_searching(lists):
     assert find(keys, probes.gather(backwards)).to_pylist() == expected[::-1]
     for probe in wanted:
         assert lower_bound(keys, probe) == sum(v < probe for v in values)
+
+
+@given(key_lists(count=2, ascending=True), st.integers(1, 90))
+def test_rows_of_a_block_that_have_one_of_some_keys(lists, times):
+    (keys, some), (present, wanted) = lists
+    block = keys.to_block(0)
+    rows, positions = match_block(block, some)
+    expected = [(present.index(key), i) for i, key in enumerate(wanted) if key in present]
+    assert list(zip(rows.to_pylist(), positions.to_pylist(), strict=True)) == expected
+    # Versions of a key stand together; a long block is searched as it lies.
+    versions = keys.gather(Rows.of([i for i in range(keys.n) for _ in range(times)])).to_block(0)
+    rows, positions = match_block(versions, some, versioned=True)
+    expected = [(row * times + k, i) for row, i in expected for k in range(times)]
+    assert list(zip(rows.to_pylist(), positions.to_pylist(), strict=True)) == expected
 
 
 @given(key_lists(2, ascending=True), st.data())

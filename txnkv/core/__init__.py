@@ -28,6 +28,7 @@ from txnkv.core.block import (
     encode_block,
     gather_block,
     lower_bound_in,
+    match_block,
     verify_block,
 )
 from txnkv.core.codec import KeyCodec, key_codec, successor

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from txnkv.core import compute as pc
+from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
 from txnkv.core.value_codecs import key_type
@@ -140,7 +141,9 @@ def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = No
 _INTEGERS = {lib.KEY_I32: 4, lib.KEY_U32: 4, lib.KEY_I64: 8, lib.KEY_U64: 8}
 
 
-def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Array | None:
+def decode_key_block(
+    block: Any, type_: pa.DataType, lo: int, n: int, gone: Rows | None = None
+) -> pa.Array | None:
     """Rows [lo, lo + n) of a block of keys of one integer column, copied; None where they have to
     be taken as keys first.
 
@@ -148,11 +151,12 @@ def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Arra
         block: verified, any buffer object.
         type_: of the column.
         lo: the first row.
-        n: how many.
+        n: how many, with those that are left out.
+        gone: rows of the block to leave out, strictly ascending, all in [lo, lo + n).
 
     Raises:
         CoreError: the block is damaged.
-        IndexError: the rows are not all in the block.
+        IndexError: the rows are not all in the block, or `gone` is not as it should be.
     """
     memory = readable(block)
     view = ffi.new("block_t *")
@@ -164,8 +168,12 @@ def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Arra
     n = _count(view.rows, None, lo, n)
     values = allocate(n * view.width)
     signed = kind in (lib.KEY_I32, lib.KEY_I64)
-    check(lib.unpack_integers(view, signed, lo, n, pointer(values)), f"reading keys of {type_}")
-    return pa.Array.from_buffers(type_, n, [None, values], 0)
+    but = (rows_pointer(gone), 0 if gone is None else gone.n)
+    check(
+        lib.unpack_integers(view, signed, lo, n, *but, pointer(values)), f"reading keys of {type_}"
+    )
+    left = n - but[1]
+    return pa.Array.from_buffers(type_, left, [None, values.slice(0, left * view.width)], 0)
 
 
 def decode_block_without(
@@ -234,6 +242,33 @@ def lower_bound_in(keys_block: Any, key: bytes) -> int:
     check(lib.block_parse(memory, len(memory), view), "finding a key in a block")
     check(lib.access_lower_bound(view, key, len(key), row), "finding a key in a block")
     return int(row[0])
+
+
+def match_block(
+    keys_block: Any, some: Keys, *, versioned: bool = False
+) -> tuple[pa.UInt32Array, pa.UInt32Array]:
+    """Rows of a verified block of ascending keys that have one of `some`.
+
+    Args:
+        keys_block: any buffer object.
+        some: ascending. Few are searched in the block as it lies.
+        versioned: equal keys may stand together in the block.
+
+    Returns:
+        The rows, ascending, and the position in `some` of the key of each.
+
+    Raises:
+        CoreError: it is no block of keys, or damaged.
+    """
+    memory = readable(keys_block)
+    view, count = ffi.new("block_t *"), ffi.new("uint32_t *")
+    check(lib.block_parse(memory, len(memory), view), "matching keys with a block")
+    room = view.rows if versioned else min(view.rows, some.n)
+    rows, positions = allocate(4 * room), allocate(4 * room)
+    out = (pointer(rows, "uint32_t *"), pointer(positions, "uint32_t *"), count)
+    found = lib.match_block(view, some.c, versioned, room, *out)
+    check(found, f"matching {some.n} keys with a block")
+    return Rows(rows, count[0]).to_arrow(), Rows(positions, count[0]).to_arrow()
 
 
 def block_rows(block: Any) -> int:

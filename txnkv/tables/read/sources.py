@@ -72,10 +72,6 @@ class Unit:
         return self.tablet.read(once=once)
 
 
-_FEW: Final = 8
-"""Below one masking key for so many of a block they are searched, else both are merged."""
-
-
 @dataclass(frozen=True)
 class KeyMask:
     """Keys in memory, strictly ascending."""
@@ -84,10 +80,8 @@ class KeyMask:
     before: int = EVERY_STAMP
 
     def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
-        """The keys with low <= key <= high."""
-        found = keys_between(self.keys, low, high)
-        if found.n:
-            yield found
+        """All of them: to look for those within the range costs as much as to leave them out."""
+        yield self.keys
 
 
 @dataclass(frozen=True)
@@ -155,28 +149,27 @@ def _may_meet(mask: Mask, info: RowSetInfo) -> bool:
 def hidden(
     pages: Pages,
     masks: Sequence[Mask],
-    keys: core.Keys,
+    low: bytes,
+    high: bytes,
+    n: int,
+    rows_of: Callable[[core.Keys], pa.UInt32Array],
     inserts: pa.UInt64Array | None = None,
-    *,
-    versioned: bool = False,
 ) -> core.Rows | None:
-    """Which of some keys (ascending) masks hide, ascending; None when none is.
+    """Which of some rows in the order of their keys masks hide, ascending; None when none is.
 
     Args:
         pages: a read, for masks that lie on disk.
         masks: what is above.
-        keys: of the rows.
+        low, high: the first and last key of the rows.
+        n: how many rows.
+        rows_of: those that have one of some keys, ascending.
         inserts: the insert stamps of the rows; needed by masks that hide older rows alone, and
             None where all rows have the same, which those masks are known to hide then.
-        versioned: a key may be there several times.
     """
-    if keys.n == 0:
-        return None
-    low, high = keys.key(0), keys.key(keys.n - 1)
     found: list[pa.Array] = []
     for mask in masks:
         for some in mask.between(pages, low, high):
-            hits = _all_of(keys, some) if versioned else _common(keys, some)
+            hits = rows_of(some)
             if mask.before != EVERY_STAMP and inserts is not None:
                 older = pc.less(inserts.take(hits), pa.scalar(mask.before, pa.uint64()))
                 hits = hits.filter(older)
@@ -186,20 +179,7 @@ def hidden(
         return None
     if len(found) == 1:
         return core.Rows.from_arrow(found[0])
-    return core.Bitmap.of(keys.n, pa.concat_arrays(found)).positions()
-
-
-def _common(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
-    if some.n * _FEW >= keys.n:
-        return core.mark_common(keys, some).positions().to_arrow()
-    found = core.find(keys, some)
-    return found.filter(pc.greater_equal(found, 0)).cast(pa.uint32())
-
-
-def _all_of(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
-    """Return the positions in `keys` of those in `some`; `keys` may have one several times."""
-    there = pc.greater_equal(core.find(some, keys), 0)
-    return core.Bitmap.from_arrow(there).positions().to_arrow()
+    return core.Bitmap.of(n, pa.concat_arrays(found)).positions()
 
 
 @dataclass(frozen=True)
@@ -327,13 +307,17 @@ class _Block:
         own = part.info.stamp is None
         seen = None if own else row_set.seen(pages, number, part.view.snapshot)
         gone = None if seen is None else core.Bitmap.from_arrow(seen).zeros()
-        of = row_set.header(pages).blocks[number].rows
+        block = row_set.header(pages).blocks[number]
+        of = block.rows
         if part.masks:
-            keys = row_set.keys(pages, number)
             inserts = None
             if any(mask.before != EVERY_STAMP for mask in part.masks):
                 inserts = row_set.inserts(pages, number)
-            hits = hidden(pages, part.masks, keys, inserts, versioned=part.info.versioned)
+
+            def rows_of(some: core.Keys) -> pa.UInt32Array:
+                return row_set.matches(pages, number, some)[1]
+
+            hits = hidden(pages, part.masks, block.first, block.last, of, rows_of, inserts)
             if gone is None or hits is None:
                 gone = hits if gone is None else gone
             else:
@@ -425,7 +409,13 @@ class _Piece:
         entries = self.part.entries
         keys = entries.keys.slice(self.start, self.n)
         there = pc.equal(entries.kinds.slice(self.start, self.n), 1)
-        gone = hidden(pages, self.part.masks, keys)
+        low, high = keys.key(0), keys.key(keys.n - 1)
+
+        def rows_of(some: core.Keys) -> pa.UInt32Array:
+            there = core.mark_common(keys, keys_between(some, low, high))
+            return there.positions().to_arrow()
+
+        gone = hidden(pages, self.part.masks, low, high, keys.n, rows_of)
         if gone is not None:
             hits = core.Bitmap.of(keys.n, gone.to_arrow())
             there = pc.and_not(there, hits.to_arrow())

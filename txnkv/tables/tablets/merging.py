@@ -245,9 +245,8 @@ def rows_of(tablet: Tablet, info: RowSetInfo, keys: core.Keys) -> pa.UInt32Array
         for number in row_set.blocks_between(pages, low, high):
             block = blocks[number]
             some = keys_between(keys, block.first, block.last)
-            there = core.mark_common(row_set.keys(pages, number), some)
-            if there.count:
-                rows = there.positions().to_arrow()
+            _, rows = row_set.matches(pages, number, some)
+            if len(rows):
                 found.append(pc.add(rows, pa.scalar(block.start, pa.uint32())))
     return pa.concat_arrays(found)
 

@@ -197,7 +197,8 @@ class RowSetBlocks:
         arrays = []
         for name in columns:
             if name in schema.primary_key:
-                if gone is None and (key := self._key_column(pages, number, lo, n)) is not None:
+                key = self._key_column(pages, number, lo, n, gone)
+                if key is not None:
                     arrays.append(key)
                     continue
                 if keys is None:
@@ -219,12 +220,14 @@ class RowSetBlocks:
                 arrays.append(tablet.filler(name, n if gone is None else n - gone.n))
         return arrays
 
-    def _key_column(self, pages: Pages, number: int, lo: int, n: int) -> pa.Array | None:
+    def _key_column(
+        self, pages: Pages, number: int, lo: int, n: int, gone: core.Rows | None
+    ) -> pa.Array | None:
         """The key column, where it is the only one and an integer in packed keys."""
         types = self._tablet.codec.types
         if len(types) > 1 or self._tablet.codec.width not in (4, 8):
             return None
-        return core.decode_key_block(self.block(pages, KEYS, number), types[0], lo, n)
+        return core.decode_key_block(self.block(pages, KEYS, number), types[0], lo, n, gone)
 
     def gather(
         self, pages: Pages, number: int, columns: Sequence[str], rows: core.Rows
@@ -423,9 +426,8 @@ class RowSet(RowSetBlocks):
         """
         found: list[pa.Array] = []
         for number, start, some in self._promising(pages, keys):
-            if snapshot is None or self.visible(pages, number, snapshot) is None:
-                hits = core.mark_common(some, self.keys(pages, number))
-                positions = hits.positions().to_arrow()
+            if snapshot is None:
+                _, positions = core.match_block(self.block(pages, KEYS, number), some)
             else:
                 positions, _ = self._seen_matches(pages, number, some, snapshot)
             if len(positions):
@@ -460,7 +462,7 @@ class RowSet(RowSetBlocks):
         self, pages: Pages, number: int, some: core.Keys, snapshot: int | pa.UInt64Array
     ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
         """Positions of `some` and rows of a block that have the same key and are seen."""
-        positions, rows = self._matches(pages, number, some)
+        positions, rows = self.matches(pages, number, some)
         if len(rows) == 0 or self.info.stamp is None:
             return positions, rows
         if isinstance(snapshot, int):
@@ -474,18 +476,13 @@ class RowSet(RowSetBlocks):
             kept = pc.and_(pc.less_equal(inserts, own), pc.greater(deletes, own))
         return positions.filter(kept), rows.filter(kept)
 
-    def _matches(
+    def matches(
         self, pages: Pages, number: int, some: core.Keys
     ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
         """Positions of `some` and rows of a block that have the same key, both ascending."""
-        keys = self.keys(pages, number)
-        if self.info.versioned:  # equal keys: each row is looked for among those asked for
-            found = core.find(some, keys)
-            rows = _where(pc.greater_equal(found, 0))
-            return found.take(rows).cast(_U32), rows
-        found = core.find(keys, some)
-        positions = _where(pc.greater_equal(found, 0))
-        return positions, found.take(positions).cast(_U32)
+        keys = self.block(pages, KEYS, number)
+        rows, positions = core.match_block(keys, some, versioned=self.info.versioned)
+        return positions, rows
 
     # -- changes -----------------------------------------------------------------------
 
@@ -496,7 +493,7 @@ class RowSet(RowSetBlocks):
         if not self._changed_after(after):
             return -1
         for number, start, some in self._promising(pages, keys):
-            positions, rows = self._matches(pages, number, some)
+            positions, rows = self.matches(pages, number, some)
             if len(rows) == 0:
                 continue
             changed = self.changed(pages, number, after)

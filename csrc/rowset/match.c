@@ -1,0 +1,108 @@
+#include "rowset/match.h"
+
+#include "codec/keys_inline.h"
+#include "common/alloc.h"
+#include "rowset/access.h"
+#include "rowset/search.h"
+#include "rowset/unpack.h"
+
+enum { FEW = 64 }; /* a search in a packed block costs as much as so many of its keys unpacked */
+
+static status_t find_unpacked(const block_t *block, const keys_t *some, int32_t *out_rows) {
+    uint64_t size;
+    status_t status = unpack_keys_size(block, &size);
+    if (status != STATUS_OK) return status;
+    const size_t head = block->kind == BLOCK_VARLEN ? 4 * ((size_t)block->rows + 1) : 0;
+    uint8_t *memory = alloc_array(head + size, 1);
+    if (memory == NULL) return STATUS_NO_MEMORY;
+    status = unpack_keys(block, memory + head, size, (uint32_t *)(void *)memory);
+    if (status == STATUS_OK) {
+        const keys_t keys = {memory + head, size, head == 0 ? NULL : memory, block->width,
+                             block->rows};
+        search_batch(&keys, some, out_rows);
+    }
+    alloc_free(memory);
+    return status;
+}
+
+static status_t find_few(const block_t *block, const keys_t *some, int32_t *out_rows) {
+    status_t status = STATUS_OK;
+    for (uint32_t i = 0; status == STATUS_OK && i < some->n; i++) {
+        const slice_t key = keys_at(some, i);
+        int64_t row = -1;
+        status = access_find(block, key.data, key.len, &row);
+        out_rows[i] = (int32_t)row;
+    }
+    return status;
+}
+
+static status_t find_all(const block_t *block, const keys_t *some, int32_t *out_rows) {
+    if (some->n < block->rows / FEW) return find_few(block, some, out_rows);
+    if (block->encoding != BLOCK_PLAIN) return find_unpacked(block, some, out_rows);
+    if (block->kind != BLOCK_FIXED && block->kind != BLOCK_VARLEN) return STATUS_CORRUPT;
+    const keys_t keys = {block->data, block->data_len, block->offsets, block->width, block->rows};
+    search_batch(&keys, some, out_rows);
+    return STATUS_OK;
+}
+
+static keys_t slice_of(const keys_t *keys, uint32_t lo, uint32_t n) {
+    keys_t part = *keys;
+    part.n = n;
+    if (keys->offsets != NULL) {
+        part.offsets += 4 * (size_t)lo;
+    } else {
+        part.data += (size_t)lo * keys->width;
+        part.data_len = (size_t)n * keys->width;
+    }
+    return part;
+}
+
+/* Which of `some` are neither below the first key of the block nor above its last. */
+static status_t within(const block_t *block, const keys_t *some, uint32_t *out_first,
+                       uint32_t *out_n) {
+    access_value_t key;
+    *out_first = *out_n = 0;
+    if (block->rows > INT32_MAX) return STATUS_CORRUPT;
+    if (block->rows == 0) return STATUS_OK;
+    status_t status = access_value(block, 0, &key);
+    if (status != STATUS_OK) return status;
+    *out_first = search_lower_bound(some, key.data, key.len);
+    status = access_value(block, block->rows - 1, &key);
+    if (status != STATUS_OK) return status;
+    uint32_t end = search_lower_bound(some, key.data, key.len);
+    const slice_t last = {key.data, key.len};
+    if (end < some->n && slice_compare(keys_at(some, end), last) == 0) end++;
+    if (end < *out_first) return STATUS_CORRUPT;
+    *out_n = end - *out_first;
+    return STATUS_OK;
+}
+
+status_t match_block(const block_t *block, const keys_t *some, uint32_t versioned, uint32_t room,
+                     uint32_t *out_rows, uint32_t *out_positions, uint32_t *out_count) {
+    uint32_t first, n;
+    *out_count = 0;
+    status_t status = within(block, some, &first, &n);
+    if (status != STATUS_OK || n == 0) return status;
+    const keys_t part = slice_of(some, first, n);
+    int32_t *found = alloc_array(n, sizeof *found);
+    if (found == NULL) return STATUS_NO_MEMORY;
+    status = find_all(block, &part, found);
+    for (uint32_t i = 0; status == STATUS_OK && i < n; i++) {
+        if (found[i] < 0 || (i != 0 && found[i] == found[i - 1])) continue;
+        const slice_t key = keys_at(&part, i);
+        uint32_t row = (uint32_t)found[i];
+        int order = 0;
+        do {
+            if (*out_count == room) {
+                status = STATUS_LIMIT;
+                break;
+            }
+            out_rows[*out_count] = row;
+            out_positions[(*out_count)++] = first + i;
+            if (!versioned || ++row == block->rows) break;
+            status = access_compare(block, row, key.data, key.len, &order);
+        } while (status == STATUS_OK && order == 0);
+    }
+    alloc_free(found);
+    return status;
+}
