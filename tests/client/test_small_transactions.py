@@ -299,8 +299,7 @@ def test_a_joined_process_writes_with_it(
         txn.flush()
         say(before)
     """
-    assert elsewhere(code, token=txn.serialize()) is None  # what waits is not flushed by a token
-    txn.flush()
+    assert elsewhere(code, token=txn.serialize()) == {"id": 1, "v": "here"}
     assert txn.get(table, 2) == {"id": 2, "v": "there"}
     txn.commit()
     assert table.count() == 2

@@ -44,6 +44,40 @@ def test_token_of_an_aborted_transaction_is_the_same(
     assert deserialize(client, token).state is txnkv.TxnState.ABORTED
 
 
+@pytest.mark.parametrize("op", ["insert", "upsert"])
+def test_who_joins_has_what_was_written_before(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction, op: str
+) -> None:
+    """By any handle and whoever commits, as it is for `get` of the transaction itself."""
+    topic = client.create_topic("events")
+    for row in range(2):  # the first of a table is looked at later
+        getattr(txn, op)("t", (row, None))
+    txn.new_session().insert("t", (7, None))
+    txn.send(topic, b"m")
+    joined = deserialize(client, txn.serialize())
+    txn.close()
+    assert [joined.get("t", key) is None for key in (0, 1, 7)] == [False] * 3
+    joined.insert("t", (1, None))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        joined.flush()
+    joined.commit()
+    assert sorted(row["id"] for row in table.scan()) == [0, 1, 7]
+    assert [m.value for m in topic.consumer().poll()] == [b"m"]
+
+
+def test_a_refused_row_is_told_before_there_is_a_token(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    table.insert((1, None))
+    other = client.new_transaction()
+    other.insert("t", (1, None))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        other.serialize()
+    other.insert("t", (2, None))
+    deserialize(client, other.serialize()).commit()
+    assert sorted(row["id"] for row in table.scan()) == [1, 2]
+
+
 def test_who_joined_has_written_what_waited_when_it_is_closed(
     client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction
 ) -> None:

@@ -126,10 +126,11 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return Timestamp(self._about()[2])
 
     def serialize(self, keepalive: bool = False) -> TxnToken:
-        calls = [self._serialize_call(keepalive)]
+        calls = self._waiting_calls()
         if self._token is None:  # its own, which keeps it alive
-            calls.insert(0, self._serialize_call(True))
-            calls[0].done = self._keep_token
+            calls.append(self._serialize_call(True))
+            calls[-1].done = self._keep_token
+        calls.append(self._serialize_call(keepalive))
         try:
             found: TxnToken = self.channel.call(*calls)
         except LostHandleError:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -270,19 +270,22 @@ class Transaction(Closing):
 
     @shielded
     def serialize(self, keepalive: bool = False) -> TxnToken:
-        """A token by which other processes join.
+        """A token by which other processes join; its sessions are flushed first.
 
         Args:
             keepalive: whether those who join send heartbeats too.
 
-        Raises:
+        Raises as `flush`, and:
             NotSupportedError: it is serializable.
-            InvalidTxnStateError: it was committed or rolled back, or is being committed, and no
-                other process has ever known of it.
+            InvalidTxnStateError: it ended or is being committed, and no other process knew of it.
         """
         self.connection.require_open()
         (context := self.context).require_process()
         tokens.require_shareable(context.row, "serialize")
+        if context.local.at in (Local.IN_MEMORY, Local.STORED):
+            if self._rows.lone:
+                self._session()
+            self._flush_first("serialize")
         if not context.stored:
             context.ensure_large("serialize")
         at, row, told = context.instance, context.row, self.connection.addresses
@@ -299,8 +302,7 @@ class Transaction(Closing):
         """
         client.require_open()
         if client.elsewhere is not None:
-            joined: Transaction = client.elsewhere("join", token)
-            return joined
+            return cast(Transaction, client.elsewhere("join", token))
         at = client.instance
         row, keepalive = tokens.admit(at.coordinator, at.store.store_id, token)
         return cls(client, TxnContext(at, row, stored=True), joined=True, keepalive=keepalive)
@@ -445,7 +447,7 @@ class Transaction(Closing):
         if (hand := self._hand) and (found := hand.find(table, key)) is not NotImplemented:
             return found
         if (context := self.context).sessions or self._rows.runs:
-            self._before_read()
+            self._flush_first()
         with context.lock:
             own = context.rows_at_hand("read")
             writer = self.connection.writer(table, context.row.snapshot_ts)
@@ -485,23 +487,22 @@ class Transaction(Closing):
         return engine, engine.at(info, view.snapshot), view
 
     def _view(self) -> ReadView:
-        self._before_read()
+        self._flush_first()
         return self.context.view()
 
     def _shared_view(self) -> ReadView:
-        self._before_read()
+        self._flush_first()
         tokens.require_shareable(self.context.row, "hand out tokens of a scan of")
         self.context.ensure_large()
         return self.context.view()
 
-    def _before_read(self) -> None:
+    def _flush_first(self, what: str = "read") -> None:
         self.connection.require_open()
-        self.context.require_open("read")
+        self.context.require_open(what)
         if self._rows.runs:
             self._write_rows()
-        for session in self.context.sessions:
-            if session.has_pending:
-                session.flush_for_commit()
+        for session in [each for each in self.context.sessions if each.has_pending]:
+            session.flush_for_commit()
 
     def start_heart(self) -> None:
         """The transaction is stored: from now on it needs heartbeats."""
