@@ -138,6 +138,7 @@ PARTITIONS = [
     partition=st.sampled_from(PARTITIONS),
     told=st.integers(0, 4),
     index=st.sampled_from([None, None, ["s"], ["u", "i"], ["d", "a"], ["f"]]),
+    few=st.sampled_from([0, 8]),
 )
 def test_scans_are_as_the_model(
     shop: txnkv.Client,
@@ -150,8 +151,10 @@ def test_scans_are_as_the_model(
     partition: Any,
     told: int,
     index: list[str] | None,
+    few: int,
 ) -> None:
-    """`told` is how many of the predicates are told as such, before an expression of the others.
+    """`told` is how many of the predicates are told as such, before an expression of the others;
+    with `few` at 0 the other columns are always read of those rows alone that are wanted.
 
     Read as rows and as columns, which go different ways.
     """
@@ -173,7 +176,10 @@ def test_scans_are_as_the_model(
     names = columns or list(TYPES)
     expected = [{name: row[name] for name in names} for row in wanted]
     scan = table.scan(columns, asked, ordered=ordered, limit=limit)
-    for found in (list(scan), scan.to_arrow().to_pylist()):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("txnkv.tables.read.scan._FEW", few)
+        found_twice = list(scan), scan.to_arrow().to_pylist()
+    for found in found_twice:
         if limit is not None and not ordered:
             assert len(found) == min(limit, len(expected))
             assert all(row in expected for row in found)

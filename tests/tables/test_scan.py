@@ -470,3 +470,21 @@ def test_a_limit_of_numpy(many: txnkv.Table) -> None:
 def test_keys_from_any_iterable(many: txnkv.Table) -> None:
     for keys in ({5}, iter([5]), dict.fromkeys([5])):
         assert same(many.get_many(keys), 5)
+
+
+@pytest.mark.parametrize("gone", [1000, 31, 2], ids="one row in {} was deleted".format)
+@pytest.mark.parametrize("low", [None, 1001])
+def test_a_few_rows_of_a_large_block(client: txnkv.Client, gone: int, low: int | None) -> None:
+    table = client.create_table("large", SCHEMA)
+    keys = range(4000)
+    with client.transaction() as txn:
+        txn.write(table, rows(*keys))
+    deleted = [key for key in keys if key % gone == 1]
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"k": deleted}), op="delete")
+    where: list[Any] = [("v", "in", [key / 2 for key in keys if key % 61 == 0])]
+    left = [k for k in keys if k % gone != 1 and k % 61 == 0 and k % 5 and k >= (low or 0)]
+    for _ in range(2):
+        scan = table.scan(where=where + ([] if low is None else [("k", ">=", low)]))
+        assert same(scan.to_arrow().sort_by("k"), *left)
+        client.compact()

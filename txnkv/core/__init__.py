@@ -27,6 +27,7 @@ from txnkv.core.block import (
     decode_key_block,
     encode_block,
     gather_block,
+    gather_keys,
     lower_bound_in,
     match_block,
     verify_block,

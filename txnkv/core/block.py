@@ -225,6 +225,24 @@ def gather_block(block: Any, type_: pa.DataType, rows: Rows) -> pa.Array:
     return _read(view, type_, (rows_pointer(rows), 0, rows.n), rows.n)
 
 
+def gather_keys(keys_block: Any, rows: Rows) -> Keys:
+    """The keys at the rows of a list, in its order, copied.
+
+    Args:
+        keys_block: verified, any buffer object.
+        rows: of the block.
+
+    Raises:
+        CoreError: the block is damaged.
+        IndexError: a row is not in the block.
+    """
+    memory = readable(keys_block)
+    view = ffi.new("block_t *")
+    check(lib.block_parse(memory, len(memory), view), "reading keys")
+    _, offsets, keys, _ = _decoded(view, (rows_pointer(rows), 0, rows.n), rows.n, "keys")
+    return Keys.adopt(keys, offsets, view.width, rows.n)
+
+
 def verify_block(block: Any, seed: int) -> bool:
     """Return True when a block is the bytes that were written: header sane, checksum right."""
     memory = readable(block)
@@ -297,16 +315,23 @@ def _parse(block: Any, type_: pa.DataType) -> Any:
 
 
 def _read(view: Any, type_: pa.DataType, picked: Any, n: int) -> pa.Array:
+    return _array(type_, n, *_decoded(view, picked, n, type_))
+
+
+def _decoded(
+    view: Any, picked: Any, n: int, what: object
+) -> tuple[pa.Buffer, pa.Buffer | None, pa.Buffer, int]:
+    """Validity, offsets, values, and the number of nulls."""
     size = ffi.new("uint64_t *")
     if status := lib.block_decode_size(view, picked, size):
-        check(status, f"reading {n} rows of {type_} from a block")
+        check(status, f"reading {n} rows of {what} from a block")
     values, validity = allocate(size[0]), allocate((n + 7) // 8)
     offsets = allocate(4 * (n + 1)) if view.kind == lib.BLOCK_VARLEN else None
     nulls = ffi.new("uint32_t *")
     ends = pointer(offsets, "uint32_t *")
     out = (pointer(validity), ends, pointer(values), values.size, nulls)
     check(lib.block_decode(view, picked, *out), "reading a block")
-    return _array(type_, n, validity, offsets, values, nulls[0])
+    return validity, offsets, values, nulls[0]
 
 
 def _array(

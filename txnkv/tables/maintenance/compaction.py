@@ -279,7 +279,7 @@ class _Compaction:
                 known = (used or core.Delta.none()).rows
                 alive = pc.invert(pc.is_in(now.rows, value_set=known))
                 rows = now.rows.filter(alive)
-                keys = row_set.keys(pages, number).gather(core.Rows.from_arrow(rows))
+                keys = row_set.keys_at(pages, number, core.Rows.from_arrow(rows))
             source.used[number] = now
             yield from _strictly(keys, inserts.filter(alive), now.stamps.filter(alive))
 

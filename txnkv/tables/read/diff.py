@@ -357,14 +357,14 @@ def _of_block(
         else:
             rows = core.Bitmap.from_arrow(_between(inserts, start, end)).positions()
             if rows.n:
-                yield row_set.keys(pages, number).gather(rows), inserts.take(rows.to_arrow())
+                yield row_set.keys_at(pages, number, rows), inserts.take(rows.to_arrow())
     delta = _deletes(row_set, info, pages, number)
     if delta is not None:
         numbers, stamps = delta
         fresh = _between(stamps, start, end)
         if fresh.true_count:
             rows = core.Rows.from_arrow(numbers.filter(fresh))
-            yield row_set.keys(pages, number).gather(rows), stamps.filter(fresh)
+            yield row_set.keys_at(pages, number, rows), stamps.filter(fresh)
 
 
 def _how_many(

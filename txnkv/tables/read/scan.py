@@ -45,6 +45,9 @@ from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, Tablet, TabletView, until_there
 
+_FEW: Final = 8
+"""Below one row that is wanted for so many, its other columns are read by themselves."""
+
 _AHEAD: Final = 4
 BATCH_BYTES: Final = 16 << 20
 """Bytes of a merged batch, about and at most; one row may have more."""
@@ -154,12 +157,18 @@ class Plan:
         if mask is not None and mask.true_count == 0:
             return None
         missing = [name for name in self.columns if name not in columns]
+        left = n if mask is None else mask.true_count
+        if mask is not None and missing and selection.pick is not None and left * _FEW < n:
+            known = pc.fill_null(mask, False) if mask.null_count else mask
+            rows = core.Bitmap.from_arrow(known).positions().to_arrow()
+            columns = {name: array.take(rows) for name, array in columns.items()}
+            columns.update(zip(missing, selection.pick(missing, rows), strict=True))
+            return self._batch([columns[name] for name in self.columns], left)
         columns.update(zip(missing, read(missing), strict=True))
         arrays = [columns[name] for name in self.columns]
-        if mask is not None and mask.true_count < n:
+        if left < n:
             arrays = [array.filter(mask) for array in arrays]
-            n = mask.true_count
-        return self._batch(arrays, n)
+        return self._batch(arrays, left)
 
     def _batch(self, arrays: list[pa.Array], n: int) -> pa.RecordBatch | None:
         if n == 0:

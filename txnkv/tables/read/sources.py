@@ -51,11 +51,13 @@ class Selection:
         n: how many rows, at least one.
         read: the columns of all of them, copied.
         keys: their keys, strictly ascending, copied.
+        pick: columns of those at some positions, ascending; None where all have to be read.
     """
 
     n: int
     read: Read
     keys: Callable[[], core.Keys]
+    pick: Callable[[Sequence[str], pa.UInt32Array], list[pa.Array]] | None = None
 
 
 @dataclass(frozen=True)
@@ -260,11 +262,20 @@ class _Block:
             return None
         gone = self._gone(pages, lo, n)
         block = row_set.header(pages).blocks[number]
+
+        def pick(names: Sequence[str], positions: pa.UInt32Array) -> list[pa.Array]:
+            if gone is None:
+                rows = pc.add(positions, pa.scalar(lo, pa.uint32()))
+            else:
+                rows = _but(gone, lo, n, block.rows).to_arrow().take(positions)
+            return row_set.gather(pages, number, names, core.Rows.from_arrow(rows))
+
         if gone is None:
             return Selection(
                 n,
                 lambda names: row_set.read(pages, block, number, names, lo, n),
                 lambda: core.Keys.concat([row_set.keys(pages, number).slice(lo, n)]),
+                pick,
             )
         if gone.n == n:
             return None
@@ -273,12 +284,13 @@ class _Block:
                 n - gone.n,
                 lambda names: row_set.read(pages, block, number, names, lo, n, gone),
                 lambda: row_set.keys(pages, number).without(gone, lo, n),
+                pick,
             )
-        rows = _between(core.Bitmap.of(block.rows, gone.to_arrow()).zeros(), lo, n, block.rows)
+        rows = _but(gone, lo, n, block.rows)
         return Selection(
             rows.n,
             lambda names: row_set.gather(pages, number, names, rows),
-            lambda: row_set.keys(pages, number).gather(rows),
+            lambda: row_set.keys_at(pages, number, rows),
         )
 
     def count(self, pages: Pages) -> int:
@@ -326,6 +338,11 @@ class _Block:
         if gone is not None:
             gone = _between(gone, lo, n, of)
         return gone if gone is not None and gone.n else None
+
+
+def _but(gone: core.Rows, lo: int, n: int, of: int) -> core.Rows:
+    """Rows [lo, lo + n) of a block without those that are gone."""
+    return _between(core.Bitmap.of(of, gone.to_arrow()).zeros(), lo, n, of)
 
 
 def _between(rows: core.Rows, lo: int, n: int, of: int) -> core.Rows:

@@ -166,6 +166,10 @@ class RowSetBlocks:
         """
         return core.Keys.from_block(self.block(pages, KEYS, number))
 
+    def keys_at(self, pages: Pages, number: int, rows: core.Rows) -> core.Keys:
+        """The keys at some rows of a block, in their order, copied."""
+        return core.gather_keys(self.block(pages, KEYS, number), rows)
+
     def blocks_between(self, pages: Pages, low: bytes | None, high: bytes | None) -> range:
         """Numbers of the blocks that may hold keys with low <= key < high."""
         blocks = self.header(pages).blocks
@@ -240,7 +244,7 @@ class RowSetBlocks:
         for name in columns:
             if name in schema.primary_key:
                 if keys is None:
-                    keys = self.keys(pages, number).gather(rows)
+                    keys = self.keys_at(pages, number, rows)
                 arrays.append(self._tablet.codec.decode(keys, schema.primary_key.index(name)))
             elif (found := schema.stored(name, block.zones)) is not None:
                 array = core.gather_block(
