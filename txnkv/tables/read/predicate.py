@@ -37,6 +37,8 @@ _COMPARE: Final = {
 """Operators as functions of Arrow, and of Python."""
 _ORDER: Final = ("<", "<=", ">", ">=")
 _OF_NULLS: Final = ("is null", "is not null")
+_ROW: Final = "\0row"
+"""The name of the numbers of rows, beside columns, none of which can be called so."""
 OPERATORS: Final = (*_COMPARE, "in", *_OF_NULLS)
 
 
@@ -244,21 +246,25 @@ class Filter:
             if ids[predicate.column] in zones
         )
 
-    def mask(self, columns: dict[str, pa.Array]) -> pa.Array | None:
-        """Which rows satisfy the predicates; None when there are none."""
+    @property
+    def is_empty(self) -> bool:
+        """All rows satisfy it."""
+        return not self.predicates and self.expression is None
+
+    def mask(self, columns: dict[str, pa.Array], n: int) -> pa.Array | None:
+        """Which of n rows satisfy it, null where that is unknown; None for all."""
         found: pa.Array | None = None
         for predicate in self.predicates:
             mask = predicate.mask(columns[predicate.column])
             found = mask if found is None else pc.and_(found, mask)
-        return found
-
-    def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch with its columns that satisfy predicates and expression."""
-        if self.predicates:
-            batch = batch.filter(
-                self.mask(dict(zip(batch.schema.names, batch.columns, strict=True)))
-            )
-        return batch if self.expression is None else batch.filter(self.expression)
+        if self.expression is None:
+            return found
+        seen = [columns[name] for name in self.columns]
+        rows = [*seen, core.Rows.range(n).to_arrow()]
+        batch = pa.record_batch(rows, names=[*self.columns, _ROW])
+        if found is not None:  # it may fail for others
+            batch = batch.filter(found)
+        return core.Bitmap.of(n, batch.filter(self.expression).column(_ROW)).to_arrow()
 
 
 def parse(where: Where, schema: Schema) -> Filter:
@@ -280,18 +286,19 @@ def parse(where: Where, schema: Schema) -> Filter:
             "or a pyarrow.compute expression"
         )
     expression: pc.Expression | None = None
-    predicates = []
+    predicates, columns = [], []
     for entry in where:
         if isinstance(entry, pc.Expression):
-            _require_fitting(entry, schema)
+            columns += _columns_of(entry, schema)
             expression = entry if expression is None else expression & entry
         else:
             predicates.append(_predicate(entry, schema))
     first = () if expression is not None else _first(predicates, schema.primary_key)
     if first and len(first) == len(predicates):
         return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first, True)
-    columns = schema.columns if expression is not None else (p.column for p in predicates)
-    return Filter(tuple(predicates), expression, tuple(dict.fromkeys(columns)), first)
+    needed = {*columns, *(p.column for p in predicates)}
+    names = tuple(name for name in schema.names if name in needed)  # in order: by place, too
+    return Filter(tuple(predicates), expression, names, first)
 
 
 def _first(predicates: Sequence[Predicate], key: Sequence[str]) -> tuple[Any, ...]:
@@ -309,15 +316,25 @@ def _first(predicates: Sequence[Predicate], key: Sequence[str]) -> tuple[Any, ..
     return tuple(found)
 
 
-def _require_fitting(where: pc.Expression, schema: Schema) -> None:
-    """Refuse an expression at the call, and not when the first block is read."""
-    try:
-        row = [pa.nulls(1, field.type) for field in schema.arrow]
-        pa.record_batch(row, names=schema.names).filter(where)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SchemaError(
-            f"the expression {where} does not fit the table's columns: {error}"
-        ) from None
+def _columns_of(where: pc.Expression, schema: Schema) -> list[str]:
+    """The columns that an expression needs to see, in the order of the schema.
+
+    It is refused at the call, and not when the first block is read. Arrow tells by its text alone
+    of what it is made: more columns may be found there than are meant, none by their place.
+
+    Raises:
+        SchemaError: it does not fit the columns.
+    """
+    text, failed = str(where), None
+    some = [name for name in schema.names if name in text]
+    for names in ([] if "FieldPath(" in text else [some]) + [schema.names]:
+        try:
+            row = [pa.nulls(1, schema.columns[name].type) for name in names]
+            pa.record_batch(row, names=names).filter(where)
+            return list(names)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            failed = error
+    raise SchemaError(f"the expression {where} does not fit the table's columns: {failed}")
 
 
 def _predicate(entry: Any, schema: Schema) -> Predicate:

@@ -121,7 +121,7 @@ class Plan:
 
     def count(self) -> int:
         """Count the rows. With an empty projection no column is read but those of predicates."""
-        if self.filter.predicates or self.filter.expression is not None:
+        if not self.filter.is_empty:
             return sum(batch.num_rows for batch in self.batches())
         total = 0
         for part in self.parts:
@@ -146,14 +146,9 @@ class Plan:
 
     def _project(self, selection: Selection) -> pa.RecordBatch | None:
         read, n = selection.read, selection.n
-        if self.filter.expression is not None:
-            names = self.filter.columns
-            whole = pa.record_batch(read(names), names=list(names))
-            kept = self.filter.kept(whole)
-            return self._batch([kept.column(name) for name in self.columns], kept.num_rows)
         tested = self.filter.columns
         columns = dict(zip(tested, read(tested), strict=True))
-        mask = self.filter.mask(columns)
+        mask = self.filter.mask(columns, n)
         if mask is not None and mask.true_count == 0:
             return None
         missing = [name for name in self.columns if name not in columns]
@@ -229,10 +224,7 @@ class Plan:
             name: pa.concat_arrays(of).take(rows) for name, of in zip(names, parts, strict=True)
         }
         n = len(rows)
-        if self.filter.expression is not None:
-            batch = self.filter.kept(pa.record_batch(columns))
-            return self._batch([batch.column(name) for name in self.columns], batch.num_rows)
-        mask = self.filter.mask(columns)
+        mask = self.filter.mask(columns, n)
         arrays = [columns[name] for name in self.columns]
         if mask is not None:
             arrays = [array.filter(mask) for array in arrays]
@@ -420,7 +412,7 @@ def plan(
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
     if filter.is_key_range(asked.table.schema):
         filter = Filter()
-    most = None if filter.columns else asked.limit
+    most = asked.limit if filter.is_empty else None
 
     def parts_of_all() -> tuple[tuple[Source, ...], Pins]:
         views, pins = view.pinned(tables, touched)
