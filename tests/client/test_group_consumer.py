@@ -388,6 +388,23 @@ def test_a_group_with_some_positions_has_its_reset_for_the_others(
         assert again.committed() == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
+@pytest.mark.parametrize("name", [OFFSETS_TABLE, MEMBERS_TABLE])
+@pytest.mark.parametrize(
+    ("columns", "key"),
+    [({"id": "int64"}, ["id"]), (dict.fromkeys(("group", "topic"), "string"), ["group", "topic"])],
+)
+def test_a_table_of_another_shape_in_place_of_groups(
+    client: txnkv.Client, topic: txnkv.Topic, name: str, columns: dict[str, str], key: list[str]
+) -> None:
+    client.create_table(name, txnkv.Schema(columns, primary_key=key))
+    words = rf"'{name}', .* with the columns {', '.join(columns)}: rename it"
+    with pytest.raises(txnkv.SchemaError, match=words):
+        client.consumer("t", group="g")
+    client.rename_table(name, "mine")
+    with client.consumer("t", group="g") as member:
+        assert given(member) == ALL
+
+
 def test_a_member_that_is_dropped_is_out_at_once(connect: Connect, topic: Any, until: Any) -> None:
     client = connect(keepalive_time=3600.0)
     one = client.consumer("t", group="g")

@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import txnkv
+from tests.kafka.test_limits import log_in
 from tests.kafka.test_requests import NOBODY, Dial, _add, _begin, _end, _send
 from tools.kafka_wire import Wire, batch_of
-from txnkv.kafka import KafkaServer
+from txnkv.client import MEMBERS_TABLE, OFFSETS_TABLE
+from txnkv.kafka import KafkaServer, answer_codes
 from txnkv.kafka.answer_codes import Code
 from txnkv.server import Users, add_user
 
@@ -48,11 +51,34 @@ def test_topics_are_made_by_being_asked_for_where_the_server_is_told_so(
     for name in ("..", "a/b", "ä"):
         assert asked_for(wire, name, **allowed) == (Code.INVALID_TOPIC, 0)
     assert store.topics() == ["t"]
-    wire = dial(serve(Users(users), new_partitions=3))
-    wire.ask("SaslHandshake", mechanism="PLAIN")
-    wire.ask("SaslAuthenticate", auth_bytes=f"\0ann\0{token}".encode())
+    wire = log_in(dial(serve(Users(users), new_partitions=3)), token)
     assert asked_for(wire, "t", **allowed) == (0, 3)
     assert asked_for(wire, "u", **allowed) == missing
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("too many"), Code.INVALID_PARTITIONS),
+        (txnkv.StorageFullError("the disk is full"), Code.KAFKA_STORAGE_ERROR),
+        (None, 0),
+    ],
+)
+def test_a_topic_that_cannot_be_made_has_its_own_error(
+    store: txnkv.Client,
+    serve: Callable[..., KafkaServer],
+    dial: Dial,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None,
+    code: int,
+) -> None:
+    store.create_topic("there")
+    server = serve(new_partitions=1)
+    if error is not None:
+        monkeypatch.setattr(server._broker.client, "create_topic", Mock(side_effect=error))
+    names = [{"name": "there"}, {"name": "new"}]
+    topics = dial(server).ask("Metadata", topics=names, allow_auto_topic_creation=True)["topics"]
+    assert {each["name"]: each["error_code"] for each in topics} == {"there": 0, "new": code}
 
 
 def metadata_of(wire: Wire, **topic: Any) -> dict[str, Any]:
@@ -187,6 +213,81 @@ def test_offsets_with_epochs_are_forgotten_one_by_one(store: txnkv.Client, wire:
     (listed,) = wire.ask("ListGroups", types_filter=["Classic"])["groups"]
     assert (listed["group_id"], listed["group_type"]) == ("g", "classic")
     assert wire.ask("ListGroups", types_filter=["consumer"])["groups"] == []
+
+
+def committed(wire: Wire, group: str, *topics: str) -> None:
+    part = {"partition_index": 0, "committed_offset": 3, "committed_leader_epoch": -1}
+    told = [{"name": name, "partitions": [part]} for name in topics]
+    member = {"generation_id_or_member_epoch": -1, "member_id": ""}
+    answer = wire.ask("OffsetCommit", group_id=group, **member, topics=told)
+    assert {each["partitions"][0]["error_code"] for each in answer["topics"]} == {0}
+
+
+def test_groups_go_by_who_may_administer_all_their_topics(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial, tmp_path: Path
+) -> None:
+    for name in ("ours", "theirs"):
+        store.create_topic(name)
+    path = tmp_path / "users.toml"
+    some = add_user(path, "ann", "admin", ["*"], ["ours"])
+    every = add_user(path, "root", "admin", ["*"], ["*"])
+    server = serve(Users(path))
+    ann, root = log_in(dial(server), some), log_in(dial(server), every)
+    committed(root, "one", "ours")
+    committed(root, "both", "ours", "theirs")
+
+    def deleted(wire: Wire) -> list[int]:
+        results = wire.ask("DeleteGroups", groups_names=["both", "one", "none"])["results"]
+        return [each["error_code"] for each in results]
+
+    refused, missing = Code.GROUP_AUTHORIZATION_FAILED, Code.GROUP_ID_NOT_FOUND
+    assert deleted(ann) == [refused, 0, missing]
+    assert store.table("kafka_offsets").count() == 2
+    assert deleted(root) == [0, missing, missing]
+    assert store.table("kafka_offsets").count() == 0
+
+
+OWN = txnkv.Schema({"id": "int64", "group": "string"}, primary_key=["id"])
+
+
+@pytest.mark.parametrize("name", [OFFSETS_TABLE, MEMBERS_TABLE])
+def test_a_table_of_another_shape_in_place_of_groups(
+    store: txnkv.Client, wire: Wire, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Each request about a group has an error of its own, and the log one line for all."""
+    store.create_topic("t")
+    store.create_table(name, OWN)
+    part = {"partition_index": 0, "committed_offset": 3}
+    parts = {"topics": [{"name": "t", "partitions": [part]}], "member_id": "m", "group_id": "g"}
+    once = {"generation_id_or_member_epoch": -1, "generation_id": -1}
+    wanted = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    kind = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b""}]}
+    join = {**kind, "member_id": "", "session_timeout_ms": 6000, "rebalance_timeout_ms": 6000}
+    offsets = [
+        lambda: wire.ask("OffsetFetch", groups=[wanted])["groups"][0],
+        lambda: wire.ask("OffsetFetch", 7, **wanted),
+        lambda: wire.ask("ListGroups"),
+    ]
+    members = [
+        lambda: wire.ask("JoinGroup", 3, group_id="g", **join),
+        lambda: wire.ask("Heartbeat", member_id="m", group_id="g", generation_id=1),
+    ]
+    both = [
+        lambda: wire.ask("OffsetCommit", **parts, **once)["topics"][0]["partitions"][0],
+        lambda: wire.ask("DescribeGroups", groups=["g"])["groups"][0],
+        lambda: wire.ask("DeleteGroups", groups_names=["g"])["results"][0],
+        lambda: wire.ask("OffsetDelete", **{**parts, "group_id": "g"}),
+    ]
+    answer_codes._tell.cache_clear()
+    for ask in (offsets if name == OFFSETS_TABLE else members) + both:
+        assert ask()["error_code"] == Code.UNKNOWN_SERVER_ERROR
+    (line,) = caplog.records
+    assert line.exc_info is None
+    for word in (repr(name), "id, group", f"client.rename_table({name!r}, ...)"):
+        assert word in line.message
+    store.rename_table(name, "mine")
+    committed(wire, "g", "t")
+    assert wire.ask("DescribeGroups", groups=["g"])["groups"][0]["group_state"] == "Empty"
 
 
 # -- options ---------------------------------------------------------------------------

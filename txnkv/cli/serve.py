@@ -18,6 +18,7 @@ from txnkv.cli.console import store_argument
 from txnkv.kafka import KafkaServer
 from txnkv.server import Limits, Server, Users
 from txnkv.server import add_user as add_user_to
+from txnkv.topics import MAX_PARTITIONS
 
 _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
@@ -44,7 +45,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--kafka-create-topics",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_PARTITIONS),
     default=0,
     metavar="PARTITIONS",
     help="Make topics for which Kafka's clients ask and that there are not.",

@@ -25,6 +25,7 @@ from txnkv.client.table import Table
 from txnkv.coordinator import TxnId, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
+    SchemaError,
     TableNotFoundError,
     TxnkvError,
     TxnNotFoundError,
@@ -86,10 +87,32 @@ class GroupClient(Protocol):
         """Seconds without heartbeats after which a transaction ends."""
 
 
+def _found(client: GroupClient, name: str, schema: Schema) -> Table:
+    """Return a table of groups.
+
+    Raises:
+        TableNotFoundError: there is none.
+        SchemaError: it is a program's own.
+    """
+    found = client.table(name)
+    needed = {each for each, column in schema.columns.items() if not column.nullable}
+    if found.schema.primary_key != schema.primary_key or not needed <= {*found.schema.names}:
+        raise SchemaError(
+            f"consumer groups have their rows in a table {name!r}, and there is another one of "
+            f"this name, with the columns {', '.join(found.schema.names)}: rename it, "
+            f"client.rename_table({name!r}, ...), and they make theirs"
+        )
+    return found
+
+
 def offsets_table(client: GroupClient) -> Table:
-    """Return the table of positions; it is made at its first use."""
+    """Return the table of positions; it is made at its first use.
+
+    Raises:
+        SchemaError: a program has one of its own of this name.
+    """
     with suppress(TableNotFoundError):
-        found = client.table(OFFSETS_TABLE)
+        found = _found(client, OFFSETS_TABLE, _OFFSETS)
         if {*_OFFSETS.names} <= {*found.schema.names}:
             return found
     return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
@@ -113,9 +136,9 @@ def _delete_positions(txn: Transaction, table: Table, topic: str) -> None:
 
 
 def members_table(client: GroupClient) -> Table:
-    """Return the table of members; it is made at its first use."""
+    """Return the table of members; it is made at its first use. Raises as `offsets_table`."""
     with suppress(TableNotFoundError):
-        return client.table(MEMBERS_TABLE)
+        return _found(client, MEMBERS_TABLE, _MEMBERS)
     return client.create_table(MEMBERS_TABLE, _MEMBERS, evolve=True)
 
 
@@ -223,9 +246,11 @@ class Membership:
 
 
 def live_members(client: GroupClient, group: str, topic: str | None = None) -> list[Row]:
-    """The rows of a group's live members, as they came; of all topics without one."""
+    """The rows of a group's live members, as they came; of all topics without one. Raises as
+    `offsets_table`.
+    """
     try:
-        table = client.table(MEMBERS_TABLE)
+        table = _found(client, MEMBERS_TABLE, _MEMBERS)
     except TableNotFoundError:
         return []
     where = [("group", "=", group)] + ([("topic", "=", topic)] if topic is not None else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from txnkv.errors import (
@@ -37,6 +38,7 @@ class Code(IntEnum):
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
     INVALID_TOPIC = 17
     INVALID_REQUIRED_ACKS = 21
     ILLEGAL_GENERATION = 22
@@ -114,6 +116,15 @@ def code_of(error: Exception) -> tuple[Code, str]:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code, str(error)
-    if not isinstance(error, TxnkvError):
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TxnkvError):
+        _tell(text)
+    else:
         _log.error("a request of a Kafka client failed", exc_info=error)
-    return Code.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"
+    return Code.UNKNOWN_SERVER_ERROR, text
+
+
+@lru_cache(100)
+def _tell(text: str) -> None:
+    """Tell the log, once: many clients ask again and again."""
+    _log.error("a request of a Kafka client failed: %s", text)

@@ -282,12 +282,19 @@ class Broker:
         """The table of committed offsets, made at the first use; somebody may have dropped it."""
         return offsets_table(self.client)
 
-    def forget_offsets(self, group: str) -> None:
-        """Delete the offsets of a group."""
+    def forget_offsets(self, peer: Peer, group: str) -> None:
+        """Delete the offsets of a group.
+
+        Raises:
+            KafkaError: it has some of a topic that the user may not administer.
+        """
         table = self.offsets
 
         def delete(txn: Transaction) -> None:
             for row in txn.scan(table, where=[("group", "=", group)]):
+                if not peer.may("admin", row["topic"]):
+                    text = f"group {group!r} has offsets of topics of others"
+                    raise KafkaError(Code.GROUP_AUTHORIZATION_FAILED, text)
                 txn.delete(table, (group, row["topic"], row["partition"]))
 
         self.client.run(delete)

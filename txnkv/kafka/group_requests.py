@@ -7,12 +7,13 @@ transaction of a producer (TxnOffsetCommit), with the messages that it sends: bo
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from txnkv.client import live_members
+from txnkv.errors import TxnkvError
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinRequest
@@ -72,11 +73,12 @@ def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
         group = _group(broker, peer, body["group_id"], keep=True)
         _require_kafka(broker, group.id, Code.INCONSISTENT_GROUP_PROTOCOL)
         id, joined = group.join(asked, peer.require_running)
-    except KafkaError as error:
-        id = str(error) if error.code is Code.MEMBER_ID_REQUIRED else body["member_id"]
+    except (KafkaError, TxnkvError) as error:
+        code, text = code_of(error)
+        id = text if code is Code.MEMBER_ID_REQUIRED else body["member_id"]
         nothing = None if request.version >= 7 else ""
         return {
-            "error_code": error.code,
+            "error_code": code,
             "generation_id": -1,
             "protocol_name": nothing,
             "member_id": id,
@@ -262,10 +264,12 @@ def _offsets_of(
         return {"topics": [], "error_code": Code.GROUP_AUTHORIZATION_FAILED}
     # First: what ends after this is among the rows.
     pending = broker.ids.pending() if stable else frozenset()
-    known = {
-        (row["topic"], row["partition"]): row
-        for row in broker.offsets.scan(where=[("group", "=", group)])
-    }
+    try:
+        rows = list(broker.offsets.scan(where=[("group", "=", group)]))
+    except TxnkvError as error:  # what clients ask for again, of other codes they do not
+        code = Code.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else code_of(error)[0]
+        return {"topics": [], "error_code": code}
+    known = {(row["topic"], row["partition"]): row for row in rows}
     asked: dict[str, Iterable[int]] = {}
     if topics is None:
         for name, number in known:
@@ -299,9 +303,21 @@ def _offsets_of(
 # -- groups ----------------------------------------------------------------------------
 
 
-def _with_offsets(broker: Broker) -> set[str]:
-    """The groups that have committed anything."""
-    found = broker.offsets.scan(columns=["group"]).to_arrow().column("group").unique()
+def _each(ids: list[str], do: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of some groups, of which each may fail by itself."""
+    answers = []
+    for id in ids:
+        try:
+            answers.append({"group_id": id, **do(id)})
+        except (KafkaError, TxnkvError) as error:
+            answers.append({"group_id": id, "error_code": code_of(error)[0]})
+    return answers
+
+
+def _with_offsets(broker: Broker, id: str | None = None) -> set[str]:
+    """The groups that have committed anything; of one, whether it has."""
+    where = [] if id is None else [("group", "=", id)]
+    found = broker.offsets.scan(["group"], where=where).to_arrow().column("group").unique()
     return set(found.to_pylist())
 
 
@@ -326,11 +342,10 @@ def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[st
 
 
 def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
-    groups = []
-    known = _with_offsets(broker)
-    for id in request.body["groups"]:
-        rights = peer.operations("group", request.body.get("include_authorized_operations"))
-        answer: dict[str, Any] = {"group_id": id, "authorized_operations": rights}
+    rights = peer.operations("group", request.body.get("include_authorized_operations"))
+
+    def described(id: str) -> dict[str, Any]:
+        answer: dict[str, Any] = {"authorized_operations": rights}
         group = broker.groups.find(id)
         if not peer.may("read"):
             answer["error_code"] = Code.GROUP_AUTHORIZATION_FAILED
@@ -338,8 +353,9 @@ def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappin
             answer |= {"group_state": STABLE, "protocol_type": _CONSUMER, "protocol_data": "range"}
             answer["members"] = [_member_of_the_store(broker, row) for row in own]
         elif group is None:
-            answer["group_state"] = EMPTY if id in known else "Dead"
-            answer["protocol_type"] = _CONSUMER if id in known else ""
+            known = _with_offsets(broker, id)
+            answer["group_state"] = EMPTY if known else "Dead"
+            answer["protocol_type"] = _CONSUMER if known else ""
         else:
             state, members = group.look()
             answer |= {
@@ -358,8 +374,9 @@ def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappin
                     for each in members
                 ],
             }
-        groups.append(answer)
-    return {"groups": groups}
+        return answer
+
+    return {"groups": _each(request.body["groups"], described)}
 
 
 def _member_of_the_store(broker: Broker, row: dict[str, Any]) -> dict[str, Any]:
@@ -381,22 +398,20 @@ def _member_of_the_store(broker: Broker, row: dict[str, Any]) -> dict[str, Any]:
 
 def delete_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Forget groups without members, with their offsets."""
-    known = _with_offsets(broker)
-    results = []
-    for id in request.body["groups_names"]:
+
+    def delete(id: str) -> dict[str, Any]:
         group = broker.groups.find(id)
-        code = Code.NONE
         if not peer.may("admin"):
-            code = Code.GROUP_AUTHORIZATION_FAILED
-        elif (group is not None and group.look()[1]) or live_members(broker.client, id):
-            code = Code.NON_EMPTY_GROUP
-        elif group is None and id not in known:
-            code = Code.GROUP_ID_NOT_FOUND
-        else:
-            broker.forget_offsets(id)
-            broker.groups.forget(id)
-        results.append({"group_id": id, "error_code": code})
-    return {"results": results}
+            raise KafkaError(Code.GROUP_AUTHORIZATION_FAILED)
+        if (group is not None and group.look()[1]) or live_members(broker.client, id):
+            raise KafkaError(Code.NON_EMPTY_GROUP)
+        if group is None and id not in _with_offsets(broker, id):
+            raise KafkaError(Code.GROUP_ID_NOT_FOUND)
+        broker.forget_offsets(peer, id)
+        broker.groups.forget(id)
+        return {}
+
+    return {"results": _each(request.body["groups_names"], delete)}
 
 
 def _subscribed(broker: Broker, id: str) -> set[str]:
@@ -420,7 +435,7 @@ def delete_offsets(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping
     id, table = request.body["group_id"], broker.offsets
     if not peer.may("admin"):
         return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
-    if broker.groups.find(id) is None and id not in _with_offsets(broker):
+    if broker.groups.find(id) is None and id not in _with_offsets(broker, id):
         return {"error_code": Code.GROUP_ID_NOT_FOUND}
     subscribed = _subscribed(broker, id)
     topics, keys = [], []

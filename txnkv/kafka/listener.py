@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from txnkv.errors import UnavailableError
+from txnkv.errors import TxnkvError, UnavailableError
 from txnkv.kafka import group_requests, log_requests, topic_requests, transaction_requests
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.api_tables import API_VERSIONS, APIS
@@ -402,10 +402,11 @@ class KafkaServer:
             raise MalformedError(f"{request.api.name} before the client has said who it is")
         try:
             return handler(self._broker, peer, request)
-        except KafkaError as error:
+        except (KafkaError, TxnkvError) as error:
+            code, text = code_of(error)
             if not any(field.name == "error_code" for field in request.api.answer):
-                raise MalformedError(f"{request.api.name}: {error}") from None
-            return {"error_code": code_of(error)[0], "error_message": str(error)}
+                raise MalformedError(f"{request.api.name}: {text}") from None
+            return {"error_code": code, "error_message": text}
 
 
 def _require_size(size: int, most: int) -> None:

@@ -38,8 +38,9 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     asked = body["topics"]
     every = asked is None or (request.version == 0 and not asked)
     named = [] if every else [each["name"] for each in asked if each["name"] is not None]
+    failed: dict[str, Code] = {}
     if broker.new_partitions and body.get("allow_auto_topic_creation", True):
-        _make_missing(broker, peer, named)
+        failed = _make_missing(broker, peer, named)
     there = broker.engine.names()  # once: a name that is not there would be looked up for itself
     topics: list[dict[str, Any]] = []
     if len(named) < len(asked or ()):
@@ -51,6 +52,8 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
         if every and not peer.may("read", name) and not peer.may("write", name):
             continue
         found = _described(broker, peer, name, known)
+        if name in failed:
+            found["error_code"] = failed[name]
         rights = body.get("include_topic_authorized_operations")
         found["topic_authorized_operations"] = peer.operations("topic", rights, name)
         topics.append(found)
@@ -84,12 +87,24 @@ def _by_ids(
     return names + [known[id] for id in ids if id in known], missing
 
 
-def _make_missing(broker: Broker, peer: Peer, names: list[str]) -> None:
-    """Make topics that there are not, and that the user may make."""
+def _make_missing(broker: Broker, peer: Peer, names: list[str]) -> dict[str, Code]:
+    """Make topics that there are not, and that the user may make; codes of those that fail."""
+    failed = {}
     for name in names:
         if broker.engine.find(name) is None and peer.may("admin", name) and _is_name(name):
-            with suppress(TopicExistsError):
-                broker.client.create_topic(name, broker.new_partitions)
+            try:
+                with suppress(TopicExistsError):
+                    _create(broker, name, broker.new_partitions)
+            except (KafkaError, TxnkvError) as error:
+                failed[name] = code_of(error)[0]
+    return failed
+
+
+def _create(broker: Broker, name: str, count: int, **options: Any) -> None:
+    try:
+        broker.client.create_topic(name, count, **options)
+    except ValueError as error:
+        raise KafkaError(Code.INVALID_PARTITIONS, str(error)) from None
 
 
 def _described(broker: Broker, peer: Peer, name: str, known: Set[str]) -> dict[str, Any]:
@@ -169,10 +184,7 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
         if count < 1:
             raise KafkaError(Code.INVALID_PARTITIONS, f"{count} partitions: take 1 or more")
         if not request.body["validate_only"]:
-            try:
-                broker.client.create_topic(name, count, **options)
-            except ValueError as error:
-                raise KafkaError(Code.INVALID_PARTITIONS, str(error)) from None
+            _create(broker, name, count, **options)
         made = broker.engine.find(name)
         return {
             "name": name,

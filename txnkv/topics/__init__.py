@@ -126,6 +126,7 @@ from txnkv.topics.subscription_catalog import (
     SubscriptionType,
 )
 from txnkv.topics.topic_catalog import (
+    MAX_PARTITIONS,
     Buffer,
     Cleanup,
     Compression,
