@@ -18,6 +18,7 @@ from tools.kafka_wire import Wire, batch_of
 from txnkv.client import MEMBERS_TABLE, OFFSETS_TABLE
 from txnkv.kafka import KafkaServer, answer_codes
 from txnkv.kafka.answer_codes import Code
+from txnkv.remote import RIGHTS
 from txnkv.server import Users, add_user
 
 TOPIC = 2
@@ -398,6 +399,25 @@ def test_transactions_are_listed_and_described(store: txnkv.Client, wire: Wire) 
         assert (idle["transaction_state"], idle["transaction_start_time_ms"]) == ("Empty", -1)
         assert mine["topics"] in ([{"topic": "t", "partitions": [2]}], [])
         assert none["error_code"] == Code.TRANSACTIONAL_ID_NOT_FOUND
+
+
+def test_transactions_of_the_store_are_shown_to_admins_alone(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial, tmp_path: Path
+) -> None:
+    path = tmp_path / "users.toml"
+    store.create_topic("t")
+    tokens = {right: add_user(path, right, right, ["*"], ["t"]) for right in RIGHTS[1:]}
+    server = serve(Users(path))
+    wires = {right: log_in(dial(server), token) for right, token in tokens.items()}
+    _begin(wires["write"], "x")
+    with store.transaction() as txn:
+        txn.serialize()
+        own = f"txnkv-{txn.id.local}"
+        found = {right: listed(wire).keys() for right, wire in wires.items()}
+        assert found == {"read": set(), "write": {"x"}, "admin": {"x", own}}
+        for right, code in (("write", Code.TRANSACTIONAL_ID_NOT_FOUND), ("admin", 0)):
+            told = wires[right].ask("DescribeTransactions", transactional_ids=["x", own])
+            assert [each["error_code"] for each in told["transaction_states"]] == [0, code]
 
 
 def test_producers_of_a_partition_and_the_end_of_one(store: txnkv.Client, wire: Wire) -> None:

@@ -155,8 +155,8 @@ class _Seen(NamedTuple):
         return int(self.row.begin_ts.datetime.timestamp() * 1000)
 
 
-def _transactions(broker: Broker) -> list[_Seen]:
-    """Transactions that have a name, and the others that have not ended."""
+def _transactions(broker: Broker, *, unnamed: bool = True) -> list[_Seen]:
+    """Transactions that have a name, and the others that have not ended; those with `unnamed`."""
     names = broker.ids.named()
     with broker.engine.store.status.read() as cur:
         live = {row.txn_id: row for row in status_table.live(cur)}
@@ -166,18 +166,22 @@ def _transactions(broker: Broker) -> list[_Seen]:
             if row is None and txn_id is not None:
                 row = status_table.find(cur, txn_id)
             found.append(_Seen(name, id, epoch, row))
-    return found + [_Seen(f"txnkv-{id}", id, 0, row) for id, row in live.items()]
+    others = live.items() if unnamed else ()
+    return found + [_Seen(f"txnkv-{id}", id, 0, row) for id, row in others]
 
 
 def list_transactions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
-    """Transactions by their state, producer and age; none to who may not write."""
+    """Transactions by their state, producer and age; none to who may not write, and those without
+    a name to admins alone.
+    """
     body = request.body
     states, producers = body["state_filters"], body["producer_id_filters"]
     longest = body.get("duration_filter", -1)
     unknown = [each for each in states if each not in (*_STATES.values(), *_OTHERS)]
     now = clock.now_micros() // 1000
     found = []
-    for each in _transactions(broker) if peer.may("write") else ():
+    seen = _transactions(broker, unnamed=peer.may("admin")) if peer.may("write") else ()
+    for each in seen:
         if (states and each.state not in states) or (producers and each.id not in producers):
             continue
         if longest >= 0 and (each.began_millis < 0 or now - each.began_millis <= longest):
@@ -193,7 +197,7 @@ def list_transactions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapp
 
 
 def describe_transactions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
-    known = {each.name: each for each in _transactions(broker)}
+    known = {each.name: each for each in _transactions(broker, unnamed=peer.may("admin"))}
     return {
         "transaction_states": [
             {"transactional_id": name, **_transaction_described(broker, peer, known.get(name))}
