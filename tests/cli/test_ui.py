@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from txnkv.cli.ui import KEPT_SECONDS, SAMPLED, Samples, Watched
+from txnkv.cli.ui import KEPT_SECONDS, SAMPLED, Samples, Watched, application
 from txnkv.topics import outbox
 
 pytest.importorskip("starlette", reason="needs txnkv[ui]")
@@ -166,6 +167,30 @@ def test_read_only_has_no_token(store, serve):
     assert 'name="token" content=""' in ask(address, "GET", "/")[2]
     for token in ("", "x"):
         assert ask(address, "POST", "/compact", X_Token=token)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "status"),
+    [
+        (80, "127.0.0.1", 200),
+        (80, "localhost", 200),
+        (80, "localhost:80", 200),
+        (80, "evil.example", 403),
+        (8080, "127.0.0.1", 403),
+        (8080, "127.0.0.1:80", 403),
+    ],
+)
+def test_browsers_leave_out_the_default_port(store, port, host, status):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    with Watched(str(store), 1.0) as watched:
+        asyncio.run(application(watched, f"127.0.0.1:{port}", "")(scope, None, send))
+    assert sent[0]["status"] == status
 
 
 def test_a_store_that_is_not_there_is_told(tmp_path, fail):

@@ -380,6 +380,7 @@ def application(watched: Watched, address: str, token: str) -> Any:
         "/ui.js": (own.joinpath("ui.js").read_text(), "text/javascript"),
     }
     hosts = {address, address.replace("127.0.0.1", "localhost")}
+    hosts |= {host.removesuffix(":80") for host in hosts}  # browsers leave that port out
     actions: dict[str, Callable[[str], Any]] = {
         "abort": lambda id: watched.act("txn", "abort", "--", watched.path, str(int(id))),
         "compact": lambda _: watched.act("compact", "--", watched.path),
