@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +18,7 @@ from click.shell_completion import BashComplete
 
 import txnkv
 from tests import internals
+from tools.kafka_wire import Wire
 from txnkv.cli import main
 
 PROGRAM = [sys.executable, "-m", "txnkv"]
@@ -249,6 +251,21 @@ def test_a_server_is_stopped(kind, ended, orders):
     assert process.stdout.readline().startswith(b"serving ")
     process.send_signal(kind)
     assert finish(process)[0] == ended
+
+
+def test_kafkas_clients_come_by_ipv6(orders):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no ::1")
+    process = start("serve", orders, "--listen", "grpc://127.0.0.1:0", "--kafka", "[::1]:0")
+    process.stdout.readline()
+    found = re.search(rb"at \[::1\]:(\d+)$", process.stdout.readline().strip())
+    wire = Wire(int(found[1]), "::1")
+    assert wire.ask("Metadata", topics=[])["brokers"][0]["host"] == "::1"
+    wire.socket.close()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 0
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])

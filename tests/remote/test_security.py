@@ -263,6 +263,8 @@ def test_tls_both_ways(
         (["--listen", "grpc+tls://0.0.0.0:0"], "--tls-cert"),
         (["--listen", "nowhere"], "grpc://HOST:PORT"),
         (["--add-user", "ann"], "--auth FILE"),
+        (["--kafka-create-topics", "1025"], "0<=x<=1024"),
+        (["--kafka", "127.0.0.1:65536"], "a port up to 65535"),
     ],
 )
 def test_the_command_lets_in_nobody_unawares(options: list[str], words: str) -> None:

@@ -110,7 +110,8 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     scheme = listen.partition("://")[0]
     click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
     if kafka is not None:
-        click.echo(f"serving its topics to Kafka's clients at {kafka.host}:{kafka.port}")
+        at = given["kafka"].rpartition(":")[0]
+        click.echo(f"serving its topics to Kafka's clients at {at}:{kafka.port}")
     while (number := os.read(stopped, 1)[0]) not in _STOPS:
         pass
     if kafka is not None:
@@ -177,8 +178,8 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
 
 def _check_kafka(address: str, auth: Path | None, given: dict[str, Any]) -> None:
     found = _ADDRESS.fullmatch(address)
-    if found is None:
-        raise click.UsageError(f"--kafka {address}: take HOST:PORT")
+    if found is None or int(found[2]) >= 1 << 16:
+        raise click.UsageError(f"--kafka {address}: take HOST:PORT, with a port up to 65535")
     if _is_loopback(found[1]) or given["insecure"]:
         return
     if given["tls_cert"] is None or auth is None:

@@ -236,7 +236,7 @@ class KafkaServer:
         new_partitions: of topics that are made by being asked for; 0: none are.
 
     Attributes:
-        host, port: where it listens.
+        port: where it listens.
 
     Raises:
         StoreNotFoundError: there is none.
@@ -252,7 +252,6 @@ class KafkaServer:
         tls: ssl.SSLContext | None = None,
         new_partitions: int = 0,
     ) -> None:
-        self.host = host
         self._tls = tls
         self._lock = new_lock()
         self._open: set[_Connection] = set()
@@ -261,10 +260,12 @@ class KafkaServer:
         self._large = ByteRoom(_LARGE_ROOM)
         self._turns = ByteRoom(1)
         try:
-            self._socket = socket.create_server((host, port), backlog=128)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             self._broker.close()
-            raise UnavailableError(f"cannot listen at {host}:{port}: {error}") from None
+            text = f"cannot listen at port {port} of {host}: {error}"
+            raise UnavailableError(text) from None
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="txnkv-kafka", daemon=True)
         self._thread.start()
