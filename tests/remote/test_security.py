@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -232,13 +233,19 @@ def test_tls_both_ways(
     address = f"grpc+tls://127.0.0.1:{serve(tls_certificates=pair).port}"
     with txnkv.connect(address, credentials={"ca": str(cert)}) as client:
         assert client.tables() == ["t"]
-    with pytest.raises(txnkv.UnavailableError):
-        txnkv.connect(address)
+    other, _ = certified(tmp_path, "other")
+    for at, trusted, words in (
+        (address, {}, "credentials have `ca`"),
+        (address, {"ca": str(other)}, "credentials have `ca`"),
+        (address.replace("127.0.0.1", "localhost"), {"ca": str(cert)}, "take an address with a"),
+    ):
+        with pytest.raises(txnkv.AuthenticationError, match=f"is not trusted: .*: {words}"):
+            txnkv.connect(at, credentials=trusted)
     own = {name: certified(tmp_path, name) for name in ("bob", "mallory")}
     known = b"".join(each.read_bytes() for each, _ in own.values())
     mutual = {"tls_certificates": pair, "verify_client": True, "root_certificates": known}
     for server in (serve(**mutual), serve(users[0], **mutual)):
-        with pytest.raises((txnkv.UnavailableError, txnkv.AuthenticationError)):
+        with pytest.raises(txnkv.UnavailableError, match="Does the server want a certificate"):
             txnkv.connect(f"grpc+tls://127.0.0.1:{server.port}", credentials={"ca": str(cert)})
     address = f"grpc+tls://127.0.0.1:{server.port}"
 
@@ -254,6 +261,54 @@ def test_tls_both_ways(
     ann = shown("mallory") | {"token": users[1]["ann"]}  # a token goes before a certificate
     with txnkv.connect(address, credentials=ann) as client:
         assert client.table("t").get(1) == {"id": 1, "v": "by bob"}
+
+
+NO_CERTIFICATE = "is no certificate in PEM"
+NO_KEY = "is no private key in PEM, or has a password"
+NOT_ITS = "is not the key of"
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "content", "words"),
+    [
+        ("key", "other.key", NOT_ITS),
+        ("key", "locked.key", NO_KEY),
+        ("key", "ours.pem", NO_KEY),
+        ("cert", "ours.key", NO_CERTIFICATE),
+        ("cert", "broken", NO_CERTIFICATE),
+        ("ca", "broken", NO_CERTIFICATE),
+        ("ca", "empty", NO_CERTIFICATE),
+    ],
+)
+def test_files_that_are_no_certificates_or_do_not_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    content: str,
+    words: str,
+    text: bool,
+) -> None:
+    """Neither side takes them, and of a key that was given as text no file is left."""
+    ours, key = certified(tmp_path, "ours")
+    certified(tmp_path, "other")
+    locked = ["-aes128", "-passout", "pass:x", "-in", str(key), "-out", tmp_path / "locked.key"]
+    subprocess.run(["openssl", "rsa", *locked], check=True, capture_output=True)
+    (tmp_path / "broken").write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    (tmp_path / "empty").write_text("")
+    files = {"ca": ours, "cert": ours, "key": key, wrong: tmp_path / content}
+    shown = {name: path.read_text() if text else str(path) for name, path in files.items()}
+    if not text or content != "empty":
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+        with pytest.raises(ValueError, match=f"credentials: {wrong} {words}"):
+            txnkv.connect("grpc+tls://127.0.0.1:1", credentials=shown)
+        assert list(scratch.iterdir()) == []
+    options = [word for name, path in files.items() for word in (f"--tls-{name}", str(path))]
+    found = CliRunner().invoke(main, ["serve", "x", "--listen", "grpc+tls://127.0.0.1:0", *options])
+    assert found.exit_code == 2
+    assert f"--tls-{wrong} {files[wrong]} {words}" in found.output
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import click
 from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
 from txnkv.kafka import KafkaServer
+from txnkv.remote import require_certificates, require_pair
 from txnkv.server import Limits, Server, Users
 from txnkv.server import add_user as add_user_to
 from txnkv.topics import MAX_PARTITIONS
@@ -170,6 +171,12 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
         raise click.UsageError(
             f"{listen} lets in anybody: say who may by --auth FILE, or say --insecure"
         )
+    try:
+        require_pair(str(cert), str(key), f"--tls-cert {cert}", f"--tls-key {key}")
+        if ca is not None:
+            require_certificates(str(ca), f"--tls-ca {ca}")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     options: dict[str, Any] = {"tls_certificates": [(cert.read_bytes(), key.read_bytes())]}
     if ca is not None:
         options |= {"verify_client": True, "root_certificates": ca.read_bytes()}

@@ -11,7 +11,13 @@ remote_transaction      transactions
 The other side is `txnkv.server`. Both take their calls from one table, in `wire`.
 """
 
-from txnkv.remote.address import Credentials, connect, is_address
+from txnkv.remote.address import (
+    Credentials,
+    connect,
+    is_address,
+    require_certificates,
+    require_pair,
+)
 from txnkv.remote.wire import (
     ACTION,
     BYE,

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
 
 from txnkv.client import Client
@@ -64,9 +66,10 @@ def connect(
             process has it open, and it was removed or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
         UnavailableError: no server answers at the address.
-        AuthenticationError: it refused the credentials.
+        AuthenticationError: it refused the credentials, or its certificate is not of `ca`, or of
+            another name.
         ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
-            has the store open with another.
+            has the store open with another; or cert and key are no PEM, or do not fit.
     """
     if not is_address(path):
         if credentials is not None:
@@ -104,8 +107,71 @@ def _of(credentials: Credentials | None) -> tuple[list[tuple[bytes, bytes]], dic
     token = given.get("token")
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     names = {"ca": "tls_root_certs", "cert": "cert_chain", "key": "private_key"}
-    return headers, {names[word]: _pem(given[word]) for word in names if word in given}
+    tls = {names[word]: _pem(given[word]) for word in names if word in given}
+    if "ca" in given:
+        require_certificates(given["ca"], "credentials: ca")
+    if "cert" in given:
+        require_pair(given["cert"], given["key"], "credentials: cert", "credentials: key")
+    return headers, tls
+
+
+# -- certificates and keys -------------------------------------------------------------
+# gRPC does not say what is wrong with them.
 
 
 def _pem(given: str) -> bytes:
-    return given.encode() if "-----BEGIN" in given else Path(given).read_bytes()
+    """Return the bytes of a file, or of its text."""
+    return given.encode() if _is_text(given) else Path(given).read_bytes()
+
+
+def require_certificates(given: str, name: str) -> None:
+    """Refuse what is no certificate.
+
+    Raises:
+        ValueError: it is so.
+    """
+    import ssl  # it takes a while, and few need it
+
+    try:
+        text = _pem(given).decode("ascii", "ignore")  # comments may be anything
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        text = "is no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----"
+        raise ValueError(f"{name} {text}") from None
+
+
+def require_pair(cert: str, key: str, cert_name: str, key_name: str) -> None:
+    """Refuse a certificate and a key that are none, or do not fit.
+
+    Raises:
+        ValueError: it is so.
+    """
+    import ssl
+
+    require_certificates(cert, cert_name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers("ALL:@SECLEVEL=0")  # how strong they are is no question of this
+    try:
+        with _file(cert) as cert_file, _file(key) as key_file:
+            context.load_cert_chain(cert_file, key_file, password="")
+    except ssl.SSLError as error:
+        text = "is no private key in PEM, or has a password: take one without"
+        if "MISMATCH" in (error.reason or ""):
+            text = f"is not the key of {cert_name}: take that one"
+        raise ValueError(f"{key_name} {text}") from None
+
+
+def _is_text(given: str) -> bool:
+    return "-----BEGIN" in given
+
+
+@contextmanager
+def _file(given: str) -> Iterator[str]:
+    """A path; to text, in a file without a name, so that no key stays on the disk."""
+    if not _is_text(given):
+        yield given
+        return
+    with TemporaryFile() as file:
+        file.write(given.encode())
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"

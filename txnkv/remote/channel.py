@@ -64,6 +64,11 @@ _NOT_SENT: Final = re.compile(
     r"failed to connect|connection refused|name resolution|DNS|no such file|handshake",
     re.IGNORECASE,
 )
+_HINTS: Final = {
+    "certificate verify failed": "credentials have `ca`, the authority of the server's certificate",
+    "is not in peer certificate": "take an address with a name that the server's certificate has",
+}
+"""By a part of gRPC's words: why a server is not trusted, and what to do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -274,7 +279,7 @@ class Channel:
         """Wait before the same request is sent again, or give up."""
         words = f"the server at {self.address} does not answer: {broken}"
         if not broken.arrived and tries == 1:
-            raise UnavailableError(f"{words}. Nothing was done; try again") from None
+            raise self._unreachable(broken, f"{words}. Nothing was done; try again") from None
         if again and (broken.late or tries >= 2):
             raise UnavailableError(f"{words}. Nothing was changed; try again") from None
         if tries >= _TRIES:
@@ -282,6 +287,16 @@ class Channel:
                 f"{words}. Nobody knows whether the call was done: look, before it is made again", 0
             ) from None
         time.sleep(0.05 * tries)
+
+    def _unreachable(self, broken: _Broken, words: str) -> TxnkvError:
+        """The error of a server that cannot be reached, or is not trusted."""
+        text = str(broken)
+        for part, hint in _HINTS.items():
+            if part in text:
+                return AuthenticationError(f"{self.address} is not trusted: {text}: {hint}")
+        if self.address.startswith("grpc+tls") and "Socket closed" in text:
+            words += ". Does the server want a certificate, or has the one in credentials expired?"
+        return UnavailableError(words)
 
     def _answers(self, request: bytes) -> Iterator[tuple[list[Any], Any, dict[str, Any]]]:
         try:
@@ -351,9 +366,8 @@ class Channel:
     def _read_failed(self, error: Exception) -> Exception:
         found = self._understood(error)
         if isinstance(found, _Broken):
-            return UnavailableError(
-                f"the server at {self.address} does not answer: {found}. Read again"
-            )
+            words = f"the server at {self.address} does not answer: {found}. Read again"
+            return self._unreachable(found, words)
         return found
 
     def put(self, call: Call, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
