@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txnkv
+from txnkv.tables.read import predicate
 from txnkv.tables.tablets import row_set_writer
 
 TYPES = {
@@ -188,6 +189,33 @@ def test_scans_are_as_the_model(
         else:
             assert sorted(map(repr, found)) == sorted(map(repr, expected))
     assert table.count(where=asked) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("where", "same"),
+    [
+        (pc.field("a") == 5, [("a", "=", 5)]),
+        (pc.field("a") != -5, [("a", "!=", -5)]),
+        ((pc.field("a") >= 1) & (pc.field("b") < "x y"), [("a", ">=", 1), ("b", "<", "x y")]),
+        (pc.field("b") == "5) and (a == 7", [("b", "=", "5) and (a == 7")]),
+        (pc.field("b") == "(a == 7)", [("b", "=", "(a == 7)")]),
+        (pc.field("b") == 'a "quote"', None),
+        ((pc.field("a") == 1) | (pc.field("a") == 2), None),
+        (~(pc.field("a") == 1), None),
+        (pc.field("a") == 1 << 20, None),  # more than int16 has
+        (pc.field("f") == 1, None),
+        (pc.field("a") == 1.5, None),
+        (pc.field("a") == pc.field("i"), None),
+    ],
+    ids=str,
+)
+def test_a_plain_expression_is_as_predicates_are(where: Any, same: Any) -> None:
+    """So that it picks keys and blocks; what is not plain is left to Arrow."""
+    found = predicate.parse(where, SCHEMA)
+    if same is None:
+        assert (found.predicates, found.expression is None) == ((), False)
+    else:
+        assert found == predicate.parse(same, SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -35,6 +36,8 @@ _COMPARE: Final = {
     ">=": ("greater_equal", operator.ge),
 }
 """Operators as functions of Arrow, and of Python."""
+_OPERATORS: Final = {("==" if op == "=" else op): its for op, (_, its) in _COMPARE.items()}
+"""By the text of an Arrow expression."""
 _ORDER: Final = ("<", "<=", ">", ">=")
 _OF_NULLS: Final = ("is null", "is not null")
 _ROW: Final = "\0row"
@@ -289,15 +292,19 @@ def parse(where: Where, schema: Schema) -> Filter:
     predicates, columns = [], []
     for entry in where:
         if isinstance(entry, pc.Expression):
-            columns += _columns_of(entry, schema)
+            needed = _columns_of(entry, schema)
+            if (same := _as_predicates(entry, schema)) is not None:
+                predicates += same
+                continue
+            columns += needed
             expression = entry if expression is None else expression & entry
         else:
             predicates.append(_predicate(entry, schema))
     first = () if expression is not None else _first(predicates, schema.primary_key)
     if first and len(first) == len(predicates):
         return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first, True)
-    needed = {*columns, *(p.column for p in predicates)}
-    names = tuple(name for name in schema.names if name in needed)  # in order: by place, too
+    seen = {*columns, *(p.column for p in predicates)}
+    names = tuple(name for name in schema.names if name in seen)  # in order: by place, too
     return Filter(tuple(predicates), expression, names, first)
 
 
@@ -335,6 +342,34 @@ def _columns_of(where: pc.Expression, schema: Schema) -> list[str]:
         except (pa.ArrowException, TypeError, ValueError) as error:
             failed = error
     raise SchemaError(f"the expression {where} does not fit the table's columns: {failed}")
+
+
+_SIMPLE: Final = re.compile(r'\((\w+) (==|!=|<=|>=|<|>) (?:(-?\d+)|"([^"\\]*)")\)')
+
+
+def _as_predicates(where: pc.Expression, schema: Schema) -> list[Predicate] | None:
+    """The same as predicates, which pick keys and blocks: of comparisons of integers and strings
+    with constants, ANDed; None for all else.
+
+    They are taken from its text, and made into an expression again that must be equal.
+    """
+    entries: list[tuple[str, str, int | str]] = [
+        (name, op, int(number) if number else text)
+        for name, op, number, text in _SIMPLE.findall(str(where))
+    ]
+    conditions = [_OPERATORS[op](pc.field(name), value) for name, op, value in entries]
+    if not entries or not reduce(operator.and_, conditions).equals(where):
+        return None
+    try:
+        kinds = [schema.columns[name].type for name, _, _ in entries]
+        if not all(pa.types.is_integer(kind) or pa.types.is_string(kind) for kind in kinds):
+            return None
+        return [
+            _predicate((name, "=" if op == "==" else op, value), schema)
+            for name, op, value in entries
+        ]
+    except SchemaError:  # a constant that the column cannot hold, though they can be compared
+        return None
 
 
 def _predicate(entry: Any, schema: Schema) -> Predicate:
