@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
 import txnkv
@@ -329,6 +334,59 @@ def test_a_read_of_messages_whose_server_is_killed_may_be_made_again(
             txn.send(topic, b"m")
         serving.start()
         assert [message.value for message in _patiently(lambda: read(timeout=10))] == [b"m"]
+
+
+@contextmanager
+def _unreachable(client: Any) -> Iterator[None]:
+    """Nothing arrives at the server."""
+
+    def fail(*_: Any) -> None:
+        raise fl.FlightUnavailableError("failed to connect to all addresses")
+
+    flight = client.channel._flight
+    client.channel._flight = SimpleNamespace(do_action=fail, do_put=fail)
+    try:
+        yield
+    finally:
+        client.channel._flight = flight
+
+
+@pytest.mark.parametrize("how", ["heartbeat", "call"])
+def test_what_is_dropped_while_the_server_is_away_is_given_up_later(
+    remote: Callable[..., Any], store: txnkv.Client, how: str
+) -> None:
+    client, runtime = remote(), internals.runtime(store)
+    table, txn = client.table("t"), client.new_transaction()
+    assert txn.get(table, 1) is None
+    assert runtime.least_pin() is not None
+    with _unreachable(client):
+        del txn
+        gc.collect()
+        if how == "heartbeat":
+            client.channel.beat()
+        else:
+            with pytest.raises(txnkv.UnavailableError):
+                table.get(1)
+    if how == "heartbeat":
+        client.channel.beat()
+    else:
+        assert table.get(1) is None
+    assert runtime.least_pin() is None
+
+
+def test_rows_whose_stream_did_not_arrive_may_be_written_again(
+    remote: Callable[..., Any], store: txnkv.Client
+) -> None:
+    """The call that begins their transaction goes before them, and is not lost either."""
+    client = remote()
+    table = client.table("t")
+    rows = pa.table({"id": range(200_000), "v": ["x" * 40] * 200_000})
+    txn = client.new_transaction()
+    with _unreachable(client), pytest.raises(txnkv.UnavailableError):
+        txn.write(table, rows)
+    txn.write(table, rows)
+    txn.commit()
+    assert store.table("t").count() == 200_000
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:

@@ -28,7 +28,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -203,10 +203,16 @@ class Channel:
         if self._read_only:
             for call in calls:
                 self.require_writable(call)
+        with self._in_front() as first:
+            return self._call(first, calls)
+
+    @contextmanager
+    def _in_front(self) -> Iterator[list[Call]]:
+        """Take the calls that wait; where the block fails they may wait again."""
         with self._lock:
             first, self._waiting = self._waiting, []
         try:
-            return self._call(first, calls)
+            yield first
         except UnavailableError as error:
             if not isinstance(error, LostHandleError):
                 with self._lock:  # it did not arrive, or may be made again
@@ -223,11 +229,20 @@ class Channel:
         if first:
             body["first"] = [call.content() for call in first]
         body["calls"] = [call.content() for call in calls]
-        for name, numbers in (("answered", self._answered), ("drop", self._dropped)):
-            if numbers:
-                body[name] = self._some(numbers)
+        answered, dropped = self._some(self._answered), self._some(self._dropped)
+        if answered:
+            body["answered"] = answered
+        if dropped:
+            body["drop"] = dropped
+        try:
+            return self._ask(number, body, (*first, *calls), again)
+        except BaseException:  # perhaps it did not arrive, and to be told twice is fine
+            self._answered.extend(answered)
+            self._dropped.extend(dropped)
+            raise
+
+    def _ask(self, number: int, body: dict[str, Any], every: tuple[Call, ...], again: bool) -> Any:
         request = pack(body, self._refer)
-        every = (*first, *calls)
         tries = 0
         given = 0
         while True:
@@ -378,10 +393,9 @@ class Channel:
         """
         self.require_open()
         self.require_writable(call)
-        with self._lock:
-            first, self._waiting = self._waiting, []
-        if first:
-            self.call(*first)
+        with self._in_front() as first:
+            if first:
+                self._call([], tuple(first))
         number = next(self._numbers)
         head = self._head() | {"number": number, "once": True, "calls": [call.content()]}
         descriptor = fl.FlightDescriptor.for_command(pack(head, self._refer))
@@ -471,11 +485,13 @@ class Channel:
     def beat(self) -> None:
         """Tell the server that this client lives."""
         self.require_open()
-        body = self._head() | {"drop": self._some(self._dropped)}
+        dropped = self._some(self._dropped)
+        body = self._head() | {"drop": dropped}
         try:
             for _ in self._client().do_action(fl.Action(wire.PING, pack(body)), self._options):
                 pass
         except (fl.FlightError, pa.ArrowException, OSError) as error:
+            self._dropped.extend(dropped)  # for the next one
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
             for reader in list(self._streams):
                 reader.cancel()  # who reads it is told, and does not wait for ever
