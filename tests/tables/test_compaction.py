@@ -6,7 +6,9 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -422,6 +424,44 @@ def test_a_pin_below_the_floor_is_refused_and_taken_back(
     assert engine.store.runtime.least_pin() is None
 
 
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_snapshot_that_is_opened_while_the_floor_rises_is_refused_or_stays(
+    connect: Callable[..., txnkv.Client], monkeypatch: pytest.MonkeyPatch, turn: bool
+) -> None:
+    """Its pin comes after the raiser has looked at the pins: before its turn to write, or in it."""
+    model = made(connect, 0.0)
+    model.commit()
+    model.commit()
+    when, rows = model.states[0]
+    most, require, found_it = history._most, history._require, threading.Event()
+    opened: list[Future[txnkv.Snapshot]] = []
+    looks = count(1)
+
+    def late(*args: Any) -> Timestamp:
+        found = most(*args)
+        if next(looks) == 1 + turn:
+            opened.append(pool.submit(model.client.snapshot, when))
+            assert found_it.wait(60)
+            if not turn:
+                wait(opened)
+        return found
+
+    def look(*args: Any) -> None:
+        require(*args)
+        found_it.set()
+
+    monkeypatch.setattr(history, "_most", late)
+    monkeypatch.setattr(history, "_require", look)
+    with ThreadPoolExecutor(1) as pool:
+        model.client.compact()
+        if turn:
+            with pytest.raises(txnkv.HistoryExpiredError):
+                opened[0].result(60)
+        else:
+            with opened[0].result(60) as snapshot:
+                assert {row["id"]: row["v"] for row in snapshot.scan("t")} == rows
+
+
 # -- what is worth it ------------------------------------------------------------------
 
 
@@ -464,6 +504,13 @@ def test_a_base_is_not_written_for_every_few_small_ones(plain: None) -> None:
     chosen = pick([base, *small], lambda _: 0)
     assert chosen is not None
     assert base not in chosen.infos
+
+
+def test_a_wide_row_set_reaches_over_those_behind_a_narrow_one() -> None:
+    big = 1 << 20
+    wide, narrow, other = info(0, 99, big), info(10, 20, big), info(30, 40, big)
+    found = compaction.clusters([wide, narrow, other], Timestamp(9), lambda _: 0)
+    assert found == [(wide, narrow, other)]
 
 
 def test_background_merges_come_to_an_end(connect: Callable[..., txnkv.Client]) -> None:

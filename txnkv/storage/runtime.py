@@ -44,6 +44,7 @@ from txnkv.storage.runtime_file import (
     PENDING,
     REGAINED,
     RIGHT_OF_WAY,
+    RISING,
     SLOT_BASE,
     SLOT_WORDS,
     SLOTS,
@@ -180,6 +181,17 @@ class Runtime(StoreWords):
     def note_regained(self) -> None:
         """That was done."""
         (self._file or self._attach()).store(REGAINED, 1)
+
+    @property
+    def rising(self) -> int:
+        """The timestamp up to which a history floor was last to rise. To be looked at after a pin,
+        and raised in a turn to write, before the pins are looked at.
+        """
+        return (self._file or self._attach()).load(RISING)
+
+    def raise_rising(self, upto: int) -> None:
+        """Say that a history floor is to rise."""
+        (self._file or self._attach()).store(RISING, max(upto, self.rising))
 
     @property
     def way_until(self) -> int:

@@ -2,7 +2,8 @@
 
     0        magic, version, generation, boot, slots used            u64 each, one page
     128      change number                                           a cache line of its own
-    192      commits that are under way, done and synced; 256 the right of way
+    192      commits that are under way, done and synced; 240 where the history floor is to rise
+    256      the right of way
     4096     1024 process slots of 64 bytes
     69632    65536 heartbeats of 16 bytes
 
@@ -125,7 +126,7 @@ HEARTBEATS = 65536
 
 # Indices of u64 words.
 GENERATION, SLOTS_USED, CHANGE = 2, 4, 16
-PENDING, COMMITTED, SYNCED, SYNC_FAILED, DURABLE, REGAINED = 24, 25, 26, 27, 28, 29
+PENDING, COMMITTED, SYNCED, SYNC_FAILED, DURABLE, REGAINED, RISING = 24, 25, 26, 27, 28, 29, 30
 RIGHT_OF_WAY = 32
 SLOT_BASE, SLOT_WORDS = 512, 8
 HEARTBEAT_BASE = SLOT_BASE + SLOTS * SLOT_WORDS

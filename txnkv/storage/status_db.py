@@ -186,10 +186,8 @@ class StatusDatabase:
             self.sync()
 
     def begin_sync(self) -> Callable[[], None]:
-        """`sync` beside what the caller does next. It is inside `GATE.use()` until it has waited.
-
-        Returns:
-            To be called: waits for the end of the sync, and raises what `sync` raises.
+        """`sync` beside what the caller does next. It is inside `GATE.use()` until it has called
+        what is returned: that waits for the end of the sync, and raises what `sync` raises.
         """
         runtime = self._runtime
         count = runtime.to_sync()
@@ -427,6 +425,12 @@ class StatusDatabase:
         if full or self._checkpointer.is_due:
             self._checkpointer.after_write(full)
 
+    def let_write(self) -> None:
+        """Wait until whoever writes now is done, and can be seen to be; raises as a write does."""
+        with GATE.use():
+            self._queue.acquire()
+            self.end_turn()
+
     def append(self, sql: str, a: int, b: int, data: bytes) -> None:
         """Insert a row of two numbers and bytes, inside of a write."""
         assert self._native is not None
@@ -539,14 +543,7 @@ def bring_up_to_date(
     initialise: Callable[[apsw.Cursor], None] | None,
     upgrades: Sequence[str],
 ) -> None:
-    """Make the schema, or upgrade it.
-
-    Args:
-        cursor: of a write.
-        script: makes the current schema.
-        initialise: fills what `script` has made.
-        upgrades: from version 1 to 2, from 2 to 3 and so on.
-    """
+    """Make the schema, by `script` and `initialise`, or upgrade it; in a write."""
     version = schema_version(cursor)
     if version == 0:
         cursor.execute(script)

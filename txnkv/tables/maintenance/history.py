@@ -5,14 +5,18 @@ The history floor stands in status.db and only rises: no snapshot below it can b
 process (a pin) or one of a transaction that has not ended. Flush and compaction leave out row
 versions that were dead at the floor.
 
-A reader pins its snapshot first and looks at the floor then; who raises the floor publishes it
-first and looks at the pins then. So one of the two sees the other:
+A reader pins its snapshot first and looks at the floor then; who raises the floor says first up to
+where, and looks at the pins then, in a turn to write. So one of the two sees the other:
 
-    reader    pin 40                  floor? 50: expired, unpin
-    raiser           floor := 50                 pins? ...          drops what died at or below
-                                                                    the least of floor and pins
-    reader    pin 40   floor? 30: fine
-    raiser                      floor := 50      pins? 40           the same: 40
+    reader    pin 40   floor? 30   rising? 30: fine
+    raiser                                      [ rising := 50   pins? 40   floor := 40 ]
+
+    reader                     pin 40   floor? 30   rising? 50: waits   floor? 50: expired, unpin
+    raiser    [ rising := 50   pins? ...                floor := 50 ]
+
+So only one that is older than a history waits for a writer. Who takes the latest snapshot looks at
+the floor alone: none rises above what its raiser found on the disk before it looked at the pins.
+What is dropped died at or below the least of the floor and of the pins once that is published.
 
 A table may have a history of its own, longer or shorter, and then has a floor of its own
 (`txnkv.tables.table_history`).
@@ -54,6 +58,13 @@ def require(coordinator: Coordinator, snapshot: Timestamp) -> None:
     Raises:
         HistoryExpiredError: it lies below the floor.
     """
+    _require(coordinator, snapshot)
+    if snapshot < coordinator.store.runtime.rising:
+        coordinator.store.status.let_write()  # from here on, the floor has risen or heeds the pin
+        _require(coordinator, snapshot)
+
+
+def _require(coordinator: Coordinator, snapshot: Timestamp) -> None:
     coordinator.latest()  # looks, if anything changed since the pin
     floor = coordinator.log.history_floor
     if snapshot >= floor:
@@ -128,7 +139,7 @@ def _pin_latest(coordinator: Coordinator, made: Holding) -> Timestamp:
     while True:
         made.pin(guess)
         # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
-        # commit that is not on the disk yet.
+        # commit of which this process does not know yet that it is on the disk.
         latest = log.latest()
         if latest == guess and latest >= log.history_floor:
             return latest
@@ -147,23 +158,25 @@ def floor(tables: Tables) -> Floors:
     store = tables.store
     settle_dropped()
     kept = tables.coordinator.history
+    latest = tables.coordinator.latest()  # before the pins
     with store.status.read() as cur:
-        most = _most(tables, cur)
+        most = min(latest, _most(tables, cur))
         (stored,) = one(cur, "SELECT history_floor FROM clock")
         own = table_history.load(cur)
     wanted = min(most, _began(kept))
-    # Not above what is on the disk: whoever takes the latest snapshot looks at the store's alone.
-    durable = min(most, tables.coordinator.latest()) if own else most
-    rising = {
+    own_wanted = {
         id: floor
         for id, each in own.items()
-        if (floor := min(durable, _began(kept if each.seconds is None else each.seconds)))
-        > each.floor
+        if (floor := min(most, _began(kept if each.seconds is None else each.seconds))) > each.floor
     }
-    if wanted > stored or rising:
+    if wanted > stored or own_wanted:
         with store.status.write() as cur:
-            cur.execute("UPDATE clock_row SET history_floor = max(history_floor, ?)", (wanted,))
-            table_history.raise_floors(cur, rising)
+            store.runtime.raise_rising(max((wanted, *own_wanted.values())))
+            raised = Floors(wanted, own_wanted).lowered(_most(tables, cur))
+            cur.execute(
+                "UPDATE clock_row SET history_floor = max(history_floor, ?)", (raised.store,)
+            )
+            table_history.raise_floors(cur, raised.own)
         fault_point("history.raised")
     with store.status.read() as cur:
         (stored,) = one(cur, "SELECT history_floor FROM clock")
