@@ -310,6 +310,36 @@ def test_what_did_not_become_durable_is_taken_back(world: World, shelf: Shelf, p
     assert shelf.values() == [b"kept", b"next"]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_commit_that_was_seen_before_its_writer_failed_is_applied_again(
+    world: World, shelf: Shelf, alone: bool
+) -> None:
+    log = world.coordinator.log
+    log.commit(small(1, b"kept"))
+
+    def look() -> None:
+        with world.store.status.read() as cur:
+            log.catch_up(cur)
+
+    def write() -> None:
+        if not alone or log.commit_alone(small(2, b"there")) is None:
+            log.commit(small(2, b"there"))
+
+    def seen_and_failed() -> None:
+        disarm()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(look).result(60)
+        raise OSError("late")
+
+    arm("status.after_commit", seen_and_failed)
+    with pytest.raises(CommitOutcomeUnknownError):
+        write()
+    log.latest()
+    assert shelf.values() == [b"kept", b"there"]
+    log.commit(small(3, b"next"))
+    assert shelf.values() == [b"kept", b"there", b"next"]
+
+
 def test_a_commit_whose_answer_was_lost_comes_to_light(world: World, shelf: Shelf) -> None:
     log = world.coordinator.log
     arm("log.durable", "error")

@@ -76,3 +76,20 @@ def test_a_second_lease_that_nobody_renewed_is_not_taken_twice(world: Any) -> No
     first.release()
     assert second.acquire()
     assert second.term == 2
+
+
+def test_of_two_who_find_the_leader_silent_one_takes_its_lease(
+    world: Any, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, first, second = (Lease(world.store) for _ in range(3))
+    assert old.acquire()
+    now.forward(LEASE_TIME / 1e6 + 1)
+    free = first._free
+
+    def overtaken(*held: Any) -> bool:
+        assert second.acquire()
+        return free(*held)
+
+    monkeypatch.setattr(first, "_free", overtaken)
+    assert not first.acquire()
+    assert (first.term, second.term) == (None, 2)

@@ -88,6 +88,24 @@ def test_one_that_begins_to_commit_meanwhile_is_left_alone(
     assert world.state(txn_id) is TxnState.COMMIT_IN_PROGRESS
 
 
+def test_one_that_beats_meanwhile_is_left_alone(
+    world: Any, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txn_id = world.begin(1)
+    now.forward(31)
+    expired = liveness.expired
+
+    def beats(*args: Any) -> str | None:
+        found = expired(*args)
+        if found is not None:
+            world.coordinator.keep_alive(txn_id)
+        return found
+
+    monkeypatch.setattr(liveness, "expired", beats)
+    assert _abort_expired(world) == []
+    assert world.state(txn_id) is OPEN
+
+
 def test_commit_past_the_timeout(world: Any, now: Any) -> None:
     txn_id = world.begin(1, timeout=5.0)
     now.forward(6)

@@ -133,6 +133,21 @@ def test_validation_that_came_late_is_done_again(world: Any) -> None:
     assert world.pages.of(txn_id).count("validate") == 2
 
 
+def test_a_commit_that_another_has_started_meanwhile_goes_on(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txn_id = world.begin(1)
+    check = world.pages.check
+
+    def overtaken(*args: Any) -> int:
+        monkeypatch.undo()
+        world.put_into(txn_id, COMMITTING)
+        return int(check(*args))
+
+    monkeypatch.setattr(world.pages, "check", overtaken)
+    assert world.coordinator.orchestrator.start_commit(txn_id).state is COMMITTING
+
+
 def test_commit_timestamps_rise_in_commit_order(world: Any) -> None:
     """Above the begin timestamps, the participants' and every earlier commit's."""
     stamps = []

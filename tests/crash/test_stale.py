@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tools.children import Children
 from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE, ROWS, rows
 from txnkv import TxnState
+from txnkv.tables.commit.tablet_participants import TabletParticipants
 
 pytestmark = pytest.mark.usefixtures("large")
 
@@ -202,6 +204,33 @@ def test_stale_leader_aborts_no_open_transaction(
     assert txn.state is TxnState.OPEN
     txn.commit()
     assert client.table("left").count() == BEFORE + ROWS
+
+
+def test_keys_that_are_staged_behind_the_look_for_them_are_found(
+    children: Children, store: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers staged the same keys; the second one between the look and the commit."""
+    client = connect()
+    txn = client.new_transaction()
+    stopping = "arm(args[2], lambda: (disarm(), stop()))"
+    code = f"{JOIN}from txnkv.storage import disarm\n{stopping}{WRITE_ROWS}"
+    worker = children.start(code, store, str(txn.serialize()), "stage.written")
+    worker.until_stopped()  # it has seen none of the keys
+    txn.write("left", rows(1000, 400))
+    check = TabletParticipants.check
+
+    def overtaken(self: TabletParticipants, *args: Any) -> int:
+        found = check(self, *args)
+        monkeypatch.undo()
+        worker.go_on()
+        assert worker.finish()[-1] == "done"
+        return found
+
+    monkeypatch.setattr(TabletParticipants, "check", overtaken)
+    with pytest.raises(txnkv.RowErrors, match="two workers"):
+        txn.commit()
+    txn.rollback()
+    assert client.table("left").count() == BEFORE
 
 
 def test_settle_ends_what_nobody_keeps_alive(connect: Connect) -> None:

@@ -1,12 +1,19 @@
-"""Syncs of several threads at once, of which the system tells one that the disk failed."""
+"""Syncs that fail, of which the system tells one thread alone, and those that others left out."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.storage.conftest import SCHEMA
 from txnkv.errors import UnavailableError
 from txnkv.storage import GATE, Store
 
@@ -45,3 +52,56 @@ def test_nothing_is_durable_by_a_sync_during_which_another_failed(
         other.result(60)
     assert runtime.to_sync() is not None  # it was moved into the database
     assert runtime.all_synced()
+
+
+def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later sync of the WAL would tell nothing of the pages that the disk lost."""
+    status, failed = store.status, threading.Event()
+
+    def once(_: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(5, "the disk failed")
+
+    with GATE.use(), monkeypatch.context() as broken:
+        with status.write(sync=False) as cursor:
+            cursor.execute("INSERT INTO t VALUES (1, 1)")
+        broken.setattr("os.fdatasync", once)
+        wait = status.begin_sync()
+        assert failed.wait(60)
+        wait()
+    assert status._wal.size == 0  # it was moved into the database
+    assert store.runtime.all_synced()
+
+
+def test_what_a_backup_has_is_durable_in_the_store(store: Store, tmp_path: Path) -> None:
+    with store.status.write(sync=False) as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")
+    store.status.backup_to(tmp_path / "copy.db")
+    assert store.runtime.all_synced()
+
+
+def test_what_killed_processes_wrote_is_synced_when_the_store_is_opened(
+    tmp_path: Path, python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the memory that they shared, which knew of it, is gone."""
+    path = tmp_path / "store"
+    child = python(
+        """
+        store = Store.open(sys.argv[1], schema_sql=SCHEMA)
+        arm("status.unsynced", "kill")
+        with store.status.write() as cursor:
+            cursor.execute("INSERT INTO t VALUES (1, 1)")
+        """,
+        path,
+    )
+    child.finish(-signal.SIGKILL)
+    shutil.rmtree(path / "runtime")
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(os.fstat(file).st_ino))
+    wal = next(path.rglob("*-wal")).stat()
+    assert wal.st_size > 0
+    with Store.open(path, schema_sql=SCHEMA):
+        assert wal.st_ino in synced

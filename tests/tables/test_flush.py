@@ -13,7 +13,7 @@ from tests import internals
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables import table_engine
-from txnkv.tables.maintenance import flush
+from txnkv.tables.maintenance import flush, history
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.tablet import Tablet
@@ -265,6 +265,15 @@ def test_the_log_is_trimmed_a_minute_after_the_flush(
     with internals.status(client).read() as cur:
         assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (0,)
     check_states(client, at)
+
+
+def test_what_is_not_flushed_stays_in_the_log_however_old_it_is(
+    client: txnkv.Client, at: dict[str, Timestamp], now: Any
+) -> None:
+    now.forward(61)
+    assert history.trim(internals.tables(client)) == 0
+    with internals.status(client).read() as cur:
+        assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (len(at),)
 
 
 def test_another_process_adopts_a_flush(

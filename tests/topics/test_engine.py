@@ -301,6 +301,24 @@ def test_the_leader_writes_markers_that_were_left(
         assert engine.look(partition.id) == (2, False, 0)
 
 
+def test_a_send_that_is_tried_again_makes_durable_what_is_in_the_log(client: txnkv.Client) -> None:
+    """LMDB tells of a sync that failed once, and the batch is in the log all the same."""
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    attempt, engine = append.AppendAttempt(), internals.topics(client)
+    batches = [batch([b"b"])]
+
+    def writes() -> int:
+        with partition.environment.read() as txn:
+            return int(txn.id())
+
+    append.append_alone(engine, partition, batches, attempt)  # as if its sync had failed
+    before = writes()
+    append.append_alone(engine, partition, batches, attempt)
+    assert writes() > before
+    assert values(client, "events") == [b"a", b"b"]
+
+
 # -- readers, full disks, holes ---------------------------------------------------------
 
 

@@ -548,6 +548,25 @@ def test_killed_it_has_counted_what_went(
     assert start <= 12 if retain else start > 30
 
 
+def test_a_subscription_that_is_made_before_the_cut_loses_nothing(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may go was looked for, and nothing is gone yet."""
+    to = writer(client, retention_bytes=0, retain_unacknowledged=True)
+    fill(to, COUNT)
+    look = retention.unacknowledged_in
+    made: list[txnkv.Subscription] = []
+
+    def late(*args: Any) -> Any:
+        if not made:
+            made.append(client.topic(TOPIC).subscribe("s"))
+        return look(*args)
+
+    monkeypatch.setattr(retention, "unacknowledged_in", late)
+    assert retention.enforce(to.engine, to.partitions[0]) == 0
+    assert offsets(made[0]) == list(range(COUNT))
+
+
 def test_a_copy_keeps_for_its_own_subscriptions(client: txnkv.Client, tmp_path: Path) -> None:
     to = writer(client, retention_bytes=0, retain_unacknowledged=True)
     fill(to, COUNT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import txnkv
 from tests.topics.acks.ack_tools import Acks
 from txnkv.storage import settle_dropped
 from txnkv.topics.acks import ack_rows
+from txnkv.topics.delivery.transaction_acks import TransactionAcks
 from txnkv.topics.messages.message import MessageId
 
 # -- what is refused leaves nothing behind ---------------------------------------------
@@ -97,6 +99,34 @@ def test_a_conflict_in_one_partition_holds_nothing_of_another(
     a.commit()
     assert sub.lag() == {0: 0, 1: 0}
     sub.close()
+
+
+def test_an_ack_whose_time_is_over_at_the_commit_loses_to_who_received_it_since(
+    client: txnkv.Client, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline was looked at in time; then the thread had no turn for a while."""
+    topic = client.create_topic("events")
+    with client.transaction() as txn:
+        txn.send(topic, b"a")
+    sub = topic.subscribe("s")
+    (message,) = sub.receive_many(10, timeout=0)
+    txn = client.new_transaction(timeout=5.0)
+    txn.ack(sub, message)
+    validate = TransactionAcks.validate
+    again: list[Any] = []
+
+    def late(self: TransactionAcks, *args: Any) -> None:
+        if not again:
+            now.forward(120)
+            with ThreadPoolExecutor(1) as pool:
+                again.extend(pool.submit(sub.receive_many, 10, timeout=0).result(60))
+        validate(self, *args)
+
+    monkeypatch.setattr(TransactionAcks, "validate", late)
+    with pytest.raises(txnkv.TransactionConflictError):
+        txn.commit()
+    assert [each.value for each in again] == [b"a"]
+    sub.ack(again)
 
 
 # -- two processes ---------------------------------------------------------------------

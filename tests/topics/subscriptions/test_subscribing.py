@@ -11,6 +11,7 @@ import txnkv
 import txnkv.aio
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import received, send, take
+from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -244,6 +245,28 @@ def test_no_seek_over_a_cumulative_ack_or_an_attempt_of_run(
     assert len(attempts) == 2
     sub.seek(0, 1)
     assert received(sub) == ["1", "2"]
+
+
+def test_a_seek_back_while_another_consumer_is_about_to_claim(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that has looked at is no longer the first that is due."""
+    topic = client.create_topic("events")
+    send(client, *range(10))
+    one = topic.subscribe("s", type="shared")
+    one.ack(one.receive_many(100, timeout=0))
+    two = topic.subscribe("s", type="shared")
+    assert received(two) == []
+    send(client, 10)
+    claim = LeaseReader._claim
+
+    def late(self: LeaseReader, *args: Any) -> bool:
+        monkeypatch.undo()
+        one.seek(0, "earliest")
+        return claim(self, *args)
+
+    monkeypatch.setattr(LeaseReader, "_claim", late)
+    assert sorted(map(int, received(two) + received(two))) == list(range(11))
 
 
 def test_a_commit_after_a_seek_in_another_partition_stands(client: txnkv.Client) -> None:
