@@ -319,7 +319,7 @@ class Table(Closing):
             columns: names; all by default.
             where: a list of (column, op, value) joined by AND, with op one of = != < <= > >=
                 in, or (column, "is null"), (column, "is not null"); or a pyarrow.compute
-                expression, alone or in the list.
+                expression, alone or in the list, which is tried on rows unless it is as plain.
             snapshot: where to read; by default the latest at the first read.
             ordered: by primary key.
             limit: at most so many rows.
