@@ -45,51 +45,16 @@ static status_t find_all(const block_t *block, const keys_t *some, int32_t *out_
     return STATUS_OK;
 }
 
-static keys_t slice_of(const keys_t *keys, uint32_t lo, uint32_t n) {
-    keys_t part = *keys;
-    part.n = n;
-    if (keys->offsets != NULL) {
-        part.offsets += 4 * (size_t)lo;
-    } else {
-        part.data += (size_t)lo * keys->width;
-        part.data_len = (size_t)n * keys->width;
-    }
-    return part;
-}
-
-/* Which of `some` are neither below the first key of the block nor above its last. */
-static status_t within(const block_t *block, const keys_t *some, uint32_t *out_first,
-                       uint32_t *out_n) {
-    access_value_t key;
-    *out_first = *out_n = 0;
-    if (block->rows > INT32_MAX) return STATUS_CORRUPT;
-    if (block->rows == 0) return STATUS_OK;
-    status_t status = access_value(block, 0, &key);
-    if (status != STATUS_OK) return status;
-    *out_first = search_lower_bound(some, key.data, key.len);
-    status = access_value(block, block->rows - 1, &key);
-    if (status != STATUS_OK) return status;
-    uint32_t end = search_lower_bound(some, key.data, key.len);
-    const slice_t last = {key.data, key.len};
-    if (end < some->n && slice_compare(keys_at(some, end), last) == 0) end++;
-    if (end < *out_first) return STATUS_CORRUPT;
-    *out_n = end - *out_first;
-    return STATUS_OK;
-}
-
 status_t match_block(const block_t *block, const keys_t *some, uint32_t versioned, uint32_t room,
                      uint32_t *out_rows, uint32_t *out_positions, uint32_t *out_count) {
-    uint32_t first, n;
     *out_count = 0;
-    status_t status = within(block, some, &first, &n);
-    if (status != STATUS_OK || n == 0) return status;
-    const keys_t part = slice_of(some, first, n);
-    int32_t *found = alloc_array(n, sizeof *found);
+    if (block->rows > INT32_MAX) return STATUS_CORRUPT;
+    int32_t *found = alloc_array(some->n, sizeof *found);
     if (found == NULL) return STATUS_NO_MEMORY;
-    status = find_all(block, &part, found);
-    for (uint32_t i = 0; status == STATUS_OK && i < n; i++) {
+    status_t status = find_all(block, some, found);
+    for (uint32_t i = 0; status == STATUS_OK && i < some->n; i++) {
         if (found[i] < 0 || (i != 0 && found[i] == found[i - 1])) continue;
-        const slice_t key = keys_at(&part, i);
+        const slice_t key = keys_at(some, i);
         uint32_t row = (uint32_t)found[i];
         int order = 0;
         do {
@@ -98,7 +63,7 @@ status_t match_block(const block_t *block, const keys_t *some, uint32_t versione
                 break;
             }
             out_rows[*out_count] = row;
-            out_positions[(*out_count)++] = first + i;
+            out_positions[(*out_count)++] = i;
             if (!versioned || ++row == block->rows) break;
             status = access_compare(block, row, key.data, key.len, &order);
         } while (status == STATUS_OK && order == 0);

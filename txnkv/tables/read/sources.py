@@ -38,6 +38,9 @@ BATCH_ROWS: Final = 1 << 16
 _SPARSE: Final = 8
 """Up to one row in so many that is not seen, rows are copied in runs between those."""
 
+_FEW: Final = 64
+"""Below one masking key for so many of a block they are looked for in it as it lies."""
+
 _NO_PAGES: Final = cast(Pages, None)
 
 Read = Callable[[Sequence[str]], list[pa.Array]]
@@ -82,8 +85,10 @@ class KeyMask:
     before: int = EVERY_STAMP
 
     def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
-        """All of them: to look for those within the range costs as much as to leave them out."""
-        yield self.keys
+        """The keys with low <= key <= high."""
+        found = keys_between(self.keys, low, high)
+        if found.n:
+            yield found
 
 
 @dataclass(frozen=True)
@@ -325,9 +330,14 @@ class _Block:
             inserts = None
             if any(mask.before != EVERY_STAMP for mask in part.masks):
                 inserts = row_set.inserts(pages, number)
+            keys: core.Keys | None = None
 
             def rows_of(some: core.Keys) -> pa.UInt32Array:
-                return row_set.matches(pages, number, some)[1]
+                nonlocal keys
+                if part.info.versioned or some.n * _FEW < of:
+                    return row_set.matches(pages, number, some)[1]
+                keys = keys or row_set.keys(pages, number)
+                return core.mark_common(keys, some).positions().to_arrow()
 
             hits = hidden(pages, part.masks, block.first, block.last, of, rows_of, inserts)
             if gone is None or hits is None:
@@ -429,8 +439,7 @@ class _Piece:
         low, high = keys.key(0), keys.key(keys.n - 1)
 
         def rows_of(some: core.Keys) -> pa.UInt32Array:
-            there = core.mark_common(keys, keys_between(some, low, high))
-            return there.positions().to_arrow()
+            return core.mark_common(keys, some).positions().to_arrow()
 
         gone = hidden(pages, self.part.masks, low, high, keys.n, rows_of)
         if gone is not None:

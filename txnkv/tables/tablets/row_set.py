@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -48,6 +48,9 @@ from txnkv.tables.tablets.tablet_files import Pages, TabletFiles
 # -- blocks ----------------------------------------------------------------------------
 
 T = TypeVar("T")
+
+_FEW: Final = 8
+"""Below one key for so many of a block they are taken from it as it lies."""
 
 _STAMPS_AT = 32
 """The offset in bytes at which the values of a block of stamps begin: behind its header."""
@@ -168,7 +171,9 @@ class RowSetBlocks:
 
     def keys_at(self, pages: Pages, number: int, rows: core.Rows) -> core.Keys:
         """The keys at some rows of a block, in their order, copied."""
-        return core.gather_keys(self.block(pages, KEYS, number), rows)
+        if rows.n * _FEW < self.header(pages).blocks[number].rows:
+            return core.gather_keys(self.block(pages, KEYS, number), rows)
+        return self.keys(pages, number).gather(rows)
 
     def blocks_between(self, pages: Pages, low: bytes | None, high: bytes | None) -> range:
         """Numbers of the blocks that may hold keys with low <= key < high."""
