@@ -65,10 +65,24 @@ def test_an_aborted_job_leaves_nothing(txn: txnkv.Transaction, table: txnkv.Tabl
     with pytest.raises(txnkv.InvalidTxnStateError, match="aborted, not running"):
         job.commit(["0.0"])
     other.commit(["0.0"])
+    txn.commit()
     with pytest.raises(txnkv.InvalidTxnStateError, match="committed, not running"):
         other.abort()
-    txn.commit()
     assert [row["id"] for row in table.scan()] == [2]
+
+
+def test_a_committed_job_that_is_aborted_can_only_be_rolled_back(
+    txn: txnkv.Transaction, table: txnkv.Table
+) -> None:
+    """Whoever asks was told that it failed, and may have run it again."""
+    job = Job.start(txn)
+    stage(job, "0.0", 1)
+    job.commit(["0.0"])
+    for call in (job.abort, job.abort, lambda: job.commit(["0.0"]), txn.commit):
+        with pytest.raises(txnkv.InvalidTxnStateError, match=f"{job.id} was committed, .* back"):
+            call()
+    txn.rollback()
+    assert table.count() == 0
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])

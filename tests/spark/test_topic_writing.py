@@ -115,13 +115,14 @@ def test_tables_and_topics_under_one_token(
 
 
 def writer(place: dict[str, str], like: pa.RecordBatch) -> Any:
-    """A writer into topic e as Spark would make it."""
+    """A writer into a topic or table as Spark would make it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from txnkv.spark.settings import TopicWrite
+    from txnkv.spark.settings import Settings, TopicWrite
     from txnkv.spark.writing import JobWriter
 
-    return JobWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))
+    of = TopicWrite.of_batch if "topic" in place else Settings.of_write
+    return JobWriter.start(of(place), from_arrow_schema(like.schema))
 
 
 @pytest.mark.usefixtures("as_a_worker")
@@ -144,6 +145,62 @@ def test_attempts_that_are_not_named_leave_nothing(
     rolled_back.abort([rolled_back.write(iter([data])), None])
     assert len(read(events)) == 4
     nothing_is_left()
+
+
+COMMITS = """
+from txnkv.spark.settings import Settings, TopicWrite
+from txnkv.spark.writing import JobWriter, TableTarget, TopicTarget, Written
+settings = (TopicWrite.of_batch if "topic" in place else Settings.of_write)(place)
+target = TopicTarget("e") if "topic" in place else TableTarget("t")
+writer = JobWriter(settings, target, token, job, own=own)
+writer.commit([Written(0, attempt)])
+"""
+
+
+def ids(one: Any) -> dict[str, Any]:
+    return {"token": one._token, "job": one._job, "own": one._own}
+
+
+@pytest.mark.usefixtures("as_a_worker")
+@pytest.mark.parametrize("events", ["marker"], indirect=True)
+@pytest.mark.parametrize("kind", ["table", "topic"])
+def test_the_committer_dies_before_its_answer(
+    client: txnkv.Client,
+    events: txnkv.Topic,
+    process: Callable[..., Any],
+    kind: str,
+    nothing_is_left: Callable[[], None],
+) -> None:
+    """Spark takes the job for failed, so it is run again: both would count."""
+    client.create_table("t", txnkv.Schema({"value": "string"}, primary_key=["value"]))
+    data = pa.record_batch({"value": pa.array(["a"])})
+    txn = client.new_transaction(timeout=None)
+    place = txnkv.spark.options(txn, **{kind: "t" if kind == "table" else "e"})
+    one = writer(place, data)
+    attempt = one.write(iter([data])).attempt
+    dead = process(COMMITS, fault="job.ended=kill", place=place, **ids(one), attempt=attempt)
+    dead.finish(-9)
+    for told in (lambda: one.abort([None]), txn.commit):
+        with pytest.raises(txnkv.InvalidTxnStateError, match="told that it failed: roll"):
+            told()
+    txn.rollback()
+    assert (read(events), client.table("t").count()) == ([], 0)
+    nothing_is_left()
+
+
+@pytest.mark.usefixtures("as_a_worker")
+@pytest.mark.parametrize("events", ["marker"], indirect=True)
+def test_a_write_that_raised_says_that_it_is_committed(
+    events: txnkv.Topic, place: dict[str, str], process: Callable[..., Any]
+) -> None:
+    data = pa.record_batch({"value": ["a", "b"], "partition": [0, 1]})
+    one = writer(place, data)
+    attempt = one.write(iter([data])).attempt
+    dead = process(COMMITS, fault="commit.decided=kill", place=place, **ids(one), attempt=attempt)
+    dead.finish(-9)
+    with pytest.raises(txnkv.InvalidTxnStateError, match=r"is committed, .* do not write it again"):
+        one.abort([None])
+    assert [m.value for m in read(events)] == [b"a", b"b"]
 
 
 @pytest.mark.usefixtures("as_a_worker")

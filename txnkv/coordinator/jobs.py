@@ -8,9 +8,11 @@ its transaction does not commit; once it has ended, nothing more is staged for i
     RUNNING -> COMMITTED               no accepted attempt has sent messages
     RUNNING -> ENDING -> COMMITTED     their messages are appended to logs while it is ENDING
     RUNNING -> ABORTED
+    COMMITTED -> REVOKED               Spark, say, took it for failed: no answer came
 
 Who appends them may die in ENDING. Then some are in the logs and nobody goes on, so the
-transaction can only be aborted, with all that is in them.
+transaction can only be aborted, with all that is in them. So it can under a REVOKED job, which may
+have been run again since: both would count.
 
 What is done again and again, one transaction after the other, finds by its name the one that it
 began last, and its job, also after all of its processes died.
@@ -31,10 +33,11 @@ from typing import NamedTuple
 import apsw
 
 from txnkv.coordinator import status_table
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import InvalidTxnStateError
 
 RUNNING, ENDING, COMMITTED, ABORTED = "running", "ending", "committed", "aborted"
+REVOKED = "revoked"
 
 
 def start(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
@@ -73,6 +76,8 @@ def may_end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
     found = state(cur, txn_id, job_id)
     if found == outcome:
         return False
+    if found == REVOKED:
+        raise revoked(txn_id, job_id)
     if found == ENDING:
         raise InvalidTxnStateError(
             f"job {job_id} is being committed, or who committed it broke off in the midst of it: "
@@ -94,6 +99,23 @@ def end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
     if found:
         _set(cur, job_id, outcome)
     return found
+
+
+def revoke(cur: apsw.Cursor, txn_id: int, job_id: str) -> bool:
+    """COMMITTED -> REVOKED, under an OPEN transaction. False when it is not COMMITTED there."""
+    if state(cur, txn_id, job_id) != COMMITTED:
+        return False
+    if status_table.get(cur, txn_id).state is not TxnState.OPEN:
+        return False
+    _set(cur, job_id, REVOKED)
+    return True
+
+
+def revoked(txn_id: int, job_id: str) -> InvalidTxnStateError:
+    return InvalidTxnStateError(
+        f"job {job_id} was committed, but whoever ran it was told that it failed: roll "
+        f"transaction {txn_id} back, then run the job again"
+    )
 
 
 def ending(cur: apsw.Cursor, job_id: str) -> None:
@@ -121,12 +143,12 @@ def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
     """Refuse to commit under a job that has not ended.
 
     Raises:
-        InvalidTxnStateError: a job still runs, or its end broke off.
+        InvalidTxnStateError: a job still runs, its end broke off, or it was revoked.
     """
     found = dict(
         cur.execute(
-            "SELECT id, state FROM jobs WHERE txn_id = ? AND state IN (?, ?)",
-            (txn_id, RUNNING, ENDING),
+            "SELECT id, state FROM jobs WHERE txn_id = ? AND state IN (?, ?, ?)",
+            (txn_id, RUNNING, ENDING, REVOKED),
         )
     )
     running = [job for job, state in found.items() if state == RUNNING]
@@ -135,6 +157,8 @@ def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
             f"cannot commit: transaction {txn_id} has a job that still runs: "
             f"{', '.join(running)}. Wait for it to end, or roll back"
         )
+    for job in (job for job, state in found.items() if state == REVOKED):
+        raise revoked(txn_id, job)
     if found:
         raise InvalidTxnStateError(
             f"cannot commit: transaction {txn_id} has a job that is being committed, or whose "

@@ -423,13 +423,29 @@ class JobWriter(DataSourceArrowWriter):
             txn.commit()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing of the job counts; its own transaction is rolled back."""
+        """Nothing of the job counts; its own transaction is rolled back.
+
+        Raises:
+            InvalidTxnStateError: it was committed: its committer died before its answer, say.
+        """
         with suppress(TxnNotFoundError):
             txn = Transaction.deserialize(client_of(self._place), self._token)
             if self._own:
-                txn.rollback()
+                _roll_back(txn)
             else:
                 Job.join(txn, self._job).abort()
+
+
+def _roll_back(txn: Transaction) -> None:
+    try:
+        txn.rollback()
+    except InvalidTxnStateError as error:
+        if not (state := txn.state).committing:
+            raise
+        raise InvalidTxnStateError(
+            f"the write is committed, all of it is there (transaction {txn.id} is {state.name}): "
+            "do not write it again"
+        ) from error
 
 
 def begin_own(

@@ -119,7 +119,7 @@ class Job:
                 self._require_open(cur)
                 jobs.ended(cur, self._txn_id, self.id)
                 self._accept(cur, below, named)
-            fault_point("job.ended")
+        fault_point("job.ended")
         self._remove_files()
 
     def _begin_to_end(self, below: list[str], named: list[str]) -> StagedLots | None:
@@ -180,11 +180,15 @@ class Job:
 
         Raises:
             InvalidTxnStateError: the job was committed, or its commit has begun: then nothing but
-                to roll the transaction back takes its messages away.
+                to roll the transaction back takes its messages away, and it does not commit.
         """
         with self._status.write() as cur:
-            jobs.end(cur, self._txn_id, self.id, jobs.ABORTED)
+            revoked = jobs.revoke(cur, self._txn_id, self.id)
+            if not revoked:
+                jobs.end(cur, self._txn_id, self.id, jobs.ABORTED)
         self._remove_files()
+        if revoked:
+            raise jobs.revoked(self._txn_id, self.id)
 
     def _remove_files(self) -> None:
         with self._status.read() as cur:
