@@ -139,8 +139,10 @@ class RowErrors(TxnkvError):
         count: how many rows were refused.
         txn_id: the transaction that they were written in; None outside of one.
         rolled_back: that transaction was rolled back because of this error: no row stands.
+        others: says what became of the other rows, where one knows it better; else empty.
     """
 
+    others = ""
     KEPT = 1000
 
     def __init__(
@@ -163,13 +165,16 @@ class RowErrors(TxnkvError):
     def __str__(self) -> str:
         shown = "; ".join(str(error) for error in self.errors[:3])
         more = f"; and {self.count - 3} more" if self.count > 3 else ""
+        listed = "" if self.others else "; .errors lists them"
         return (
             f"{self.count} row{'s' if self.count != 1 else ''} refused, {self._others}: "
-            f"{shown}{more}. Mend or leave out these keys; .errors lists them."
+            f"{shown}{more}. Mend or leave out these keys{listed}."
         )
 
     @property
     def _others(self) -> str:
+        if self.others:
+            return self.others
         if self.rolled_back:
             return "and the transaction was rolled back with all others"
         if self.txn_id is not None:

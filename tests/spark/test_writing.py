@@ -214,14 +214,32 @@ def test_a_job_that_fails_leaves_nothing(
     nothing_is_left()
 
 
-def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction) -> Any:
-    """A writer into table t as Spark would make it, under the caller's transaction."""
+def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction | None) -> Any:
+    """A writer into table t as Spark would make it, under the caller's transaction, if any."""
     from txnkv.spark.columns import spark_schema
     from txnkv.spark.settings import Settings
     from txnkv.spark.writing import JobWriter
 
-    settings = Settings.of_write(txnkv.spark.options(txn, "t"))
+    settings = Settings.of_write(where if txn is None else txnkv.spark.options(txn, "t"))
     return JobWriter.start(settings, spark_schema(client.table("t").schema, ["v", "id"]))
+
+
+def test_row_errors_say_that_nothing_counts(
+    client: txnkv.Client, where: dict[str, str], ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They said that the others are in the transaction, which is still open."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    with client.transaction() as txn:
+        writer = start(client, where, txn)
+        with pytest.raises(txnkv.RowErrors, match=r"nothing of this task counts: .* keys\.$"):
+            writer.write(iter([batch(1, 1)]))
+        writer.abort([None])
+    own = start(client, where, None)
+    told = [own.write(iter([batch(1)])), own.write(iter([batch(1)]))]
+    with pytest.raises(txnkv.RowErrors, match=r"nothing of the job counts: .* keys\.$"):
+        own.commit(told)
+    own.abort(told)
+    assert ids() == []
 
 
 def test_two_attempts_of_one_task_at_once(

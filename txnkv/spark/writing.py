@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Final, Protocol, Self, TypeAlias
@@ -43,7 +43,7 @@ from pyspark.sql.types import StructType
 from txnkv.client import Client, Planning
 from txnkv.core import compute as pc
 from txnkv.core import gathered, key_codec, mark_duplicates, sort_keys
-from txnkv.errors import InvalidTxnStateError, SchemaError, TxnNotFoundError
+from txnkv.errors import InvalidTxnStateError, RowErrors, SchemaError, TxnNotFoundError
 from txnkv.spark import keepalive
 from txnkv.spark.columns import FromSpark, Retyped, arrow_schema
 from txnkv.spark.settings import Settings, StorePlace, TopicWrite
@@ -140,7 +140,18 @@ def stage(target: Target, client: Client, job: Job, done: Written, batches: Batc
     """Stage what a task has, if anything: without a batch it has no schema either."""
     first = next(batches, None)
     if first is not None:
-        target.stage(client, job, done, first.schema, chain([first], batches))
+        with nothing_of("this task"):
+            target.stage(client, job, done, first.schema, chain([first], batches))
+
+
+@contextmanager
+def nothing_of(what: str) -> Iterator[None]:
+    """Row errors say that nothing of it counts: the transaction is not up to who reads them."""
+    try:
+        yield
+    except RowErrors as error:
+        error.others = f"and nothing of {what} counts"
+        raise
 
 
 def _schema_of(table: str, client: Client, txn: Transaction | None) -> Schema:
@@ -420,7 +431,8 @@ class JobWriter(DataSourceArrowWriter):
         txn = Transaction.deserialize(client_of(self._place), self._token)
         Job.join(txn, self._job).commit(one_each(messages), first=self._target.first)
         if self._own:
-            txn.commit()
+            with nothing_of("the job"):
+                txn.commit()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Nothing of the job counts; its own transaction is rolled back.

@@ -54,6 +54,7 @@ from txnkv.spark.writing import (
     Written,
     attempt_of_task,
     begin_own,
+    nothing_of,
     one_each,
     stage,
 )
@@ -177,7 +178,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         try:
             txn.mark_applied(mark.app_id, mark.version, mark.source)
             Job.join(txn, told.begun.job).commit(attempts, first=self._target.first)
-            txn.commit()
+            with nothing_of("the batch"):
+                txn.commit()
         except AlreadyAppliedError:  # by another driver of the same query, meanwhile
             if not is_committed(client, mark):
                 raise
