@@ -529,6 +529,8 @@ def test_data_that_does_not_fit_is_refused_by_the_planner(
         (query(operation="delete"), rows.select(["v"]), "delete needs the whole key"),
         (query(operationColumn="_op"), rows, "the data has no such column"),
         (query(operationColumn="_op"), changes, "'_op' .* is a string, not int64"),
+        (query(operationColumn="_op"), changes.append_column("_op", ["a"]), "twice: v, id, _op, _"),
+        (query(operationColumn="v"), rows, "'v', which is a column of the table"),
         (to_topic(), rows, "messages have value, key"),
         (to_topic(), messages("a").select(["key"]), "no column 'value'"),
     ]:
@@ -546,9 +548,11 @@ def test_modes_that_make_no_sense(query: Callable[..., Query]) -> None:
         query(overwrite=True, operationColumn="_op").plan(batch(1))
 
 
-def test_an_operation_that_nobody_knows(query: Callable[..., Query]) -> None:
+@pytest.mark.parametrize("said", [["merge"], ["merge", "delete"], ["delete", "merge"]])
+def test_an_operation_that_nobody_knows(query: Callable[..., Query], said: list[str]) -> None:
+    """Also of a row that others of its key follow."""
     one = query(operationColumn="_op")
-    data = batch(1).append_column("_op", pa.array(["merge"]))
+    data = batch(*(1 for _ in said)).append_column("_op", pa.array(said))
     writer = one.plan(data)
     with pytest.raises(txnkv.SchemaError, match="insert, update, upsert or delete, not 'merge'"):
         one.task(writer, 0, data)

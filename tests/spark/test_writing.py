@@ -224,6 +224,7 @@ def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction | 
     return JobWriter.start(settings, spark_schema(client.table("t").schema, ["v", "id"]))
 
 
+@pytest.mark.usefixtures("clients_are_closed")
 def test_row_errors_say_that_nothing_counts(
     client: txnkv.Client, where: dict[str, str], ids: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:

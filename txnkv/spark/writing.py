@@ -252,8 +252,7 @@ def _retyped(info: TopicInfo, given: pa.Schema) -> Retyped:
 
 # -- changes ---------------------------------------------------------------------------
 
-_PUTS: Final = pa.array(["insert", "update", "upsert"])
-_DELETES: Final = pa.array(["delete"])
+_SAID: Final = pa.array(["insert", "update", "upsert", "delete"])
 _SPLIT_ROWS: Final = 1 << 19
 """So many rows are looked at together."""
 
@@ -307,6 +306,13 @@ class _Split:
                 f"option operationColumn names {column!r}, and the data has no such column; it "
                 f"has {', '.join(given.names)}"
             )
+        if given.names.count(column) > 1:
+            raise SchemaError(f"the data has a column twice: {', '.join(given.names)}")
+        if column in table.columns:
+            raise SchemaError(
+                f"option operationColumn names {column!r}, which is a column of the table: give "
+                "the column that says what is done another name"
+            )
         if not pa.types.is_string(given.field(column).type):
             raise SchemaError(
                 f"column {column!r} (option operationColumn) is a string, not "
@@ -325,15 +331,16 @@ class _Split:
         """Yield operations with their rows, in an order of no matter: no key is in two of them."""
         if not rows.num_rows:
             return
-        last = self._last_of_each_key(rows)
-        said = last[self._column]
-        puts, deletes = (pc.is_in(said, value_set=names) for names in (_PUTS, _DELETES))
-        if not pc.all(pc.or_(puts, deletes)).as_py():
-            wrong = last.filter(pc.invert(pc.or_(puts, deletes)))[self._column][0].as_py()
+        said = rows[self._column]
+        known = pc.is_in(said, value_set=_SAID)
+        if not pc.all(known).as_py():
+            wrong = said.filter(pc.invert(known))[0].as_py()
             raise SchemaError(
                 f"column {self._column!r} says insert, update, upsert or delete, not {wrong!r}"
             )
-        kept = last.filter(puts).drop_columns([self._column])
+        last = self._last_of_each_key(rows)
+        deletes = pc.equal(last[self._column], "delete")
+        kept = last.filter(pc.invert(deletes)).drop_columns([self._column])
         gone = last.filter(deletes).select(self._keys)
         parts: list[tuple[FromSpark, Operation, pa.Table]] = [
             (self._put, "upsert", kept),
