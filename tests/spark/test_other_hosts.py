@@ -150,7 +150,7 @@ def test_credentials(
             assert worker_client.schema_of(found).names == ["id", "v"]
         monkeypatch.setenv("TXNKV_CREDENTIALS", token)
         assert worker_client.schema_of(Settings.of_write(place)).names == ["id", "v"]
-        with pytest.raises(ValueError, match="credentials is a token, or JSON"):
+        with pytest.raises(ValueError, match="option credentials: a token, or JSON"):
             Settings.of_read(place | {"credentials": "{token}"})
     finally:
         server.close()

@@ -54,7 +54,7 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (PLACE | {"snapshot": "yesterday"}, ValueError, "ISO 8601"),
         (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
         (PLACE | {"appId": "a"}, ValueError, "a read of a table has no option 'appId'"),
-        (PLACE | {"pushFilters": "yes"}, ValueError, "pushFilters is 'true' or 'false'"),
+        (PLACE | {"pushFilters": "yes"}, ValueError, "option pushFilters: 'true' or 'false'"),
         ({"path": "hdfs://host/t", "table": "t"}, txnkv.NotSupportedError, "address of a server"),
     ],
 )
@@ -70,9 +70,9 @@ def test_options_of_a_read_are_checked(
     [
         ({"columns": "id"}, ValueError, "a write into a table has no option 'columns'"),
         ({"operation": "replace"}, ValueError, "'replace' is no operation"),
-        ({"timeout": "soon"}, ValueError, "seconds above 0"),
-        ({"timeout": "0"}, ValueError, "seconds above 0"),
-        ({"keepaliveTime": "nan"}, ValueError, "seconds above 0"),
+        ({"timeout": "soon"}, ValueError, ": seconds, from"),
+        ({"timeout": "0"}, ValueError, ": seconds, from"),
+        ({"keepaliveTime": "nan"}, ValueError, ": seconds, from"),
         ({"token": "x", "timeout": "1"}, ValueError, "of its own"),
     ],
 )

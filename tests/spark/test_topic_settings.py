@@ -14,6 +14,7 @@ from txnkv.spark.settings import (
     TABLE,
     TOPIC,
     ChangesRead,
+    Settings,
     StreamWrite,
     TopicRead,
     TopicWrite,
@@ -116,7 +117,7 @@ NOWHERE = {"path": "/s"}
 READS: list[tuple[Any, dict[str, str], str]] = [
     (what_is_read, NOWHERE, "option table or topic is missing"),
     (what_is_read, TABLE_AT | TOPIC_AT, "exclude each other"),
-    (what_is_read, TABLE_AT | {"changes": "yes"}, "changes is 'true' or 'false'"),
+    (what_is_read, TABLE_AT | {"changes": "yes"}, "option changes: 'true' or 'false'"),
     (TopicRead.of_batch, {"topic": "e"}, "option path is missing"),
     (TopicRead.of_batch, {"path": "/s", "topic": ""}, "option topic is missing"),
     (TopicRead.of_batch, TOPIC_AT | {"snapshot": "1"}, "topic has no option 'snapshot'"),
@@ -125,22 +126,22 @@ READS: list[tuple[Any, dict[str, str], str]] = [
     (TopicRead.of_stream, TOPIC_AT | {"endingOffsets": "latest"}, "a streaming read of a topic"),
     (TopicRead.of_stream, TOPIC_AT | {"maxOffsetsPerTrigger": "0"}, "a whole number above 0"),
     (TopicRead.of_stream, TOPIC_AT | {"maxOffsetsPerTrigger": "many"}, "a whole number above 0"),
-    (TopicRead.of_stream, TOPIC_AT | {"order": "time"}, "order is 'offset' or 'commit'"),
+    (TopicRead.of_stream, TOPIC_AT | {"order": "time"}, "option order: 'offset' or 'commit'"),
     (TopicRead.of_stream, TOPIC_AT | {"failOnDataLoss": "no"}, "'true' or 'false'"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "first"}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "{}"}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "5"}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": -3}'}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"a": 1}'}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": 1.5}'}, "startingOffsets is"),
-    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": true}'}, "startingOffsets is"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "first"}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "{}"}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": "5"}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": -3}'}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"a": 1}'}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": 1.5}'}, "startingOffsets: 'earl"),
+    (TopicRead.of_stream, TOPIC_AT | {"startingOffsets": '{"0": true}'}, "startingOffsets: 'earl"),
     (TopicRead.of_batch, TOPIC_AT | {"startingOffsets": "latest"}, "reads nothing"),
-    (TopicRead.of_batch, TOPIC_AT | {"endingOffsets": "earliest"}, "endingOffsets is"),
-    (TopicRead.of_batch, TOPIC_AT | {"endingOffsets": '{"0": -2}'}, "endingOffsets is"),
+    (TopicRead.of_batch, TOPIC_AT | {"endingOffsets": "earliest"}, "endingOffsets: 'latest'"),
+    (TopicRead.of_batch, TOPIC_AT | {"endingOffsets": '{"0": -2}'}, "endingOffsets: 'latest'"),
     (ChangesRead.of_stream, TABLE_AT | {"snapshot": "1"}, "changes has no option 'snapshot'"),
     (ChangesRead.of_stream, TABLE_AT | {"maxOffsetsPerTrigger": "1"}, "has no option"),
-    (ChangesRead.of_stream, TABLE_AT | {"startingOffsets": "soon"}, "startingOffsets of changes"),
-    (ChangesRead.of_stream, TABLE_AT | {"history": "0"}, "history is seconds above 0"),
+    (ChangesRead.of_stream, TABLE_AT | {"startingOffsets": "soon"}, "startingOffsets: of changes"),
+    (ChangesRead.of_stream, TABLE_AT | {"history": "0"}, "option history: seconds, from"),
 ]  # fmt: skip
 
 
@@ -166,10 +167,10 @@ WRITES: list[tuple[Any, dict[str, str], str]] = [
     (StreamWrite.of_stream, TABLE_AT | TOPIC_AT, "exclude each other"),
     (StreamWrite.of_stream, TABLE_AT | {"token": "x"}, "a stream into a table has no option"),
     (StreamWrite.of_stream, TOPIC_AT | {"operation": "upsert"}, "a stream into a topic has no"),
-    (StreamWrite.of_stream, TABLE_AT | {"operation": "merge"}, "'merge' is no operation"),
-    (StreamWrite.of_stream, TABLE_AT | {"appId": ""}, "appId is empty"),
-    (StreamWrite.of_stream, TABLE_AT | {"timeout": "-1"}, "timeout is seconds above 0"),
-    (StreamWrite.of_stream, TABLE_AT | {"keepaliveTime": "x"}, "keepaliveTime is seconds"),
+    (StreamWrite.of_stream, TABLE_AT | {"operation": "merge"}, "operation: 'merge' is no op"),
+    (StreamWrite.of_stream, TABLE_AT | {"appId": ""}, "option appId: an empty name"),
+    (StreamWrite.of_stream, TABLE_AT | {"timeout": "-1"}, "option timeout: seconds"),
+    (StreamWrite.of_stream, TABLE_AT | {"keepaliveTime": "x"}, "option keepaliveTime: seconds"),
     (
         StreamWrite.of_stream,
         TABLE_AT | {"operation": "insert", "operationColumn": "op"},
@@ -182,6 +183,35 @@ WRITES: list[tuple[Any, dict[str, str], str]] = [
 def test_options_of_writes_are_refused(settings: Any, options: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settings(options)
+
+
+NONSENSE: list[tuple[Any, dict[str, str]]] = [
+    *((Settings.of_write, TABLE_AT | {name: each}) for name in ("timeout", "keepaliveTime")
+      for each in ("1e13", "1e300", "1e-9")),
+    *((TopicRead.of_batch, TOPIC_AT | {"maxBytes": digits * "7"}) for digits in (30, 5000)),
+    *((Settings.of_read, TABLE_AT | {"snapshot": each})
+      for each in ("7" * 25, "7" * 5000, "2024-01-01")),
+    *((TopicRead.of_batch, TOPIC_AT | {"startingOffsets": each})
+      for each in ("[" * 3000, '{"00": 1}', '{"1_0": 1}', '{" 1": 1}', '{"0": 1, "0": 2}')),
+    *((Settings.of_read, {"table": "t", "path": each}) for each in ("a\0b", "a" * 4000)),
+    (Settings.of_write, TABLE_AT | {"operation": "Insert"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "options"), NONSENSE)
+def test_what_makes_no_sense_is_told_with_the_options_name(
+    settings: Any, options: dict[str, str]
+) -> None:
+    """Some were Python's own errors, and some were taken for what they are not."""
+    name = list(options)[-1]
+    with pytest.raises(ValueError, match=f"^option {name}: ") as caught:
+        settings(options)
+    assert len(str(caught.value)) < 400
+
+
+def test_the_largest_numbers() -> None:
+    assert Settings.of_write(TABLE_AT | {"timeout": "1e12"}).timeout == 1e12
+    assert TopicRead.of_batch(TOPIC_AT | {"maxBytes": str(2**63 - 1)}).max_bytes == 2**63 - 1
 
 
 @pytest.mark.parametrize("settings", [TopicWrite.of_batch, StreamWrite.of_stream])

@@ -152,7 +152,8 @@ def foreach_batch(
         raise TypeError(f"fn is called with a data frame, a batch and a transaction; {fn!r} cannot")
     if attempts < 1:
         raise ValueError(f"attempts is at least 1, not {attempts}")
-    place = StorePlace(path=option_table.place("path", path), credentials=credentials)
+    found = option_table.value_of("path", option_table.place, path)
+    place = StorePlace(path=found, credentials=credentials)
     named = _named(subscription)
     Mark(app_id, 0)  # refuses what is no application id
     if not _is_remote():

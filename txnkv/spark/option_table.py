@@ -12,9 +12,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import Flag, auto
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import NotSupportedError
@@ -40,37 +41,46 @@ READS: Final = Kind.READ_TABLE | Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STRE
 WRITES: Final = Kind.WRITE_TABLE | Kind.WRITE_TOPIC | Kind.SINK_TABLE | Kind.SINK_TOPIC
 
 
+T = TypeVar("T")
+U = TypeVar("U")
+
+
 # -- values ----------------------------------------------------------------------------
 
-Parser: TypeAlias = Callable[[str, str], Any]
-"""From an option's name and text to its value; raises ValueError for what makes no sense."""
+Parser: TypeAlias = Callable[[str], Any]
+"""From an option's text to its value; raises ValueError for what makes no sense. `value_of` says
+of which option."""
 
+_DECIMAL: Final = re.compile("0|[1-9][0-9]*", re.ASCII)
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def text(name: str, given: str) -> str:
+def text(given: str) -> str:
     """Any text."""
     return given
 
 
-def place(name: str, given: str | os.PathLike[str]) -> str:
+def place(given: str | os.PathLike[str]) -> str:
     """A store's directory, absolute; or the address of its server.
 
     Raises:
         NotSupportedError: it is neither.
+        ValueError, OSError: no file can have this path.
     """
     path = os.fspath(given)
     if is_address(path):
         return path
     if "://" in path:
         raise NotSupportedError(
-            f"{name} {path!r} is neither a directory of this machine nor the address of a server, "
+            f"path {path!r} is neither a directory of this machine nor the address of a server, "
             "as grpc+tls://host:8815"
         )
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # told of when opened
+        os.stat(path)
     return os.path.abspath(path)
 
 
-def credentials(name: str, given: str) -> str | dict[str, str]:
+def credentials(given: str) -> str | dict[str, str]:
     """A token; or JSON of token, ca, cert and key."""
     if not given.lstrip().startswith("{"):
         return given
@@ -79,7 +89,7 @@ def credentials(name: str, given: str) -> str | dict[str, str]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise ValueError(f"{name} is a token, or JSON of token, ca, cert and key, all of them text")
+        raise ValueError("a token, or JSON of token, ca, cert and key, all of them text")
     return found
 
 
@@ -93,108 +103,118 @@ def location(checkpoint: str | None) -> str | None:
     return os.path.abspath(checkpoint)
 
 
-def columns(name: str, given: str) -> tuple[str, ...]:
+def columns(given: str) -> tuple[str, ...]:
     """Names of columns."""
     names = tuple(each.strip() for each in given.split(","))
     if not all(names):
-        raise ValueError(f"{name} is names with commas between, as 'id,total', not {given!r}")
+        raise ValueError(f"names with commas between, as 'id,total', not {given!r}")
     if len(set(names)) != len(names):
-        raise ValueError(f"{name} names a column twice: {given!r}")
+        raise ValueError(f"a column twice: {given!r}")
     return names
 
 
-def flag(name: str, given: str) -> bool:
+def flag(given: str) -> bool:
     """True or false."""
     if given.lower() not in ("true", "false"):
-        raise ValueError(f"{name} is 'true' or 'false', not {given!r}")
+        raise ValueError(f"'true' or 'false', not {given!r}")
     return given.lower() == "true"
 
 
-def seconds(name: str, given: str) -> float:
-    """Seconds, above 0."""
+def seconds(given: str) -> float:
+    """Seconds, above 0; of microseconds that are counted in 63 bits."""
     try:
         value = float(given)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is seconds above 0, not {given!r}")
+    if not 1e-6 <= value <= 1e12:
+        raise ValueError(f"seconds, from 1e-6 to 1e12, not {given!r}")
     return value
 
 
-def time(name: str, given: str) -> Timestamp | datetime:
+def time(given: str) -> Timestamp | datetime:
     """A commit timestamp, or a time of the clock."""
-    if given.strip().isdecimal():
-        return Timestamp(int(given))
-    try:
-        return datetime.fromisoformat(given)
-    except ValueError:
-        raise ValueError(
-            f"{name} is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, not "
-            f"{given!r}"
-        ) from None
+    with suppress(ValueError):
+        if given.strip().isdecimal():
+            return Timestamp(int(given))
+        if (found := datetime.fromisoformat(given)).tzinfo is not None:
+            return found
+    raise ValueError(
+        f"str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, not {given!r}"
+    )
 
 
-def whole_number(name: str, given: str) -> int:
+def whole_number(given: str) -> int:
     """A whole number above 0."""
-    if not given.strip().isdecimal() or int(given) == 0:
-        raise ValueError(f"{name} is a whole number above 0, not {given!r}")
-    return int(given)
+    digits = given.strip()
+    if not digits.isdecimal() or len(digits) > 19 or not 0 < int(digits) < 1 << 63:
+        raise ValueError(f"a whole number above 0 and below 2^63, not {given!r}")
+    return int(digits)
 
 
-def order(name: str, given: str) -> str:
+def order(given: str) -> str:
     """The order of messages."""
     if given.lower() not in ("offset", "commit"):
-        raise ValueError(f"{name} is 'offset' or 'commit', not {given.lower()!r}")
+        raise ValueError(f"'offset' or 'commit', not {given.lower()!r}")
     return given.lower()
 
 
-def operation(name: str, given: str) -> Operation:
+def operation(given: str) -> Operation:
     """An operation on rows."""
     return require_operation(given)
 
 
-def app_id(name: str, given: str) -> str:
+def app_id(given: str) -> str:
     """A name of an application."""
     if not given:
-        raise ValueError(f"{name} is empty: name the application, or leave it out")
+        raise ValueError("an empty name: name the application, or leave it out")
     return given
 
 
-def position(name: str, given: str) -> Position:
+def position(given: str) -> Position:
     """Return the position where a read of a topic begins."""
     given = given.strip()
     if given.lower() in ("earliest", "latest"):
         return given.lower()
     try:
-        offsets = {int(key): value for key, value in json.loads(given).items()}
+        found = json.loads(given, object_pairs_hook=_once).items()
+        offsets = {int(key): value for key, value in found if _DECIMAL.fullmatch(key)}
     except (ValueError, AttributeError):
-        offsets = {}
-    if not offsets or not all(
-        type(value) is int and value >= EARLIEST and key >= 0 for key, value in offsets.items()
+        found, offsets = (), {}
+    if (
+        not offsets
+        or len(offsets) < len(found)
+        or not all(type(value) is int and value >= EARLIEST for value in offsets.values())
     ):
         raise ValueError(
-            f"{name} is 'earliest', 'latest', or offsets by partition as "
+            f"'earliest', 'latest', or offsets by partition as "
             f'\'{{"0": 5, "1": -2}}\' (-2 earliest, -1 latest), not {given!r}'
         )
     return offsets
 
 
-def end_position(name: str, given: str) -> Position:
-    """Return the position where a read of a topic ends."""
-    found = position(name, given)
-    if found == "earliest" or (isinstance(found, dict) and EARLIEST in found.values()):
-        raise ValueError(
-            f"{name} is 'latest' or offsets by partition (-1 latest), not the earliest"
-        )
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
     return found
 
 
-def change_position(name: str, given: str) -> str | Timestamp | datetime:
+def end_position(given: str) -> Position:
+    """Return the position where a read of a topic ends."""
+    found = position(given)
+    if found == "earliest" or (isinstance(found, dict) and EARLIEST in found.values()):
+        raise ValueError("'latest' or offsets by partition (-1 latest), not the earliest")
+    return found
+
+
+def change_position(given: str) -> str | Timestamp | datetime:
     """Return the position where a stream of changes begins."""
     given = given.strip()
     if given.lower() in ("earliest", "latest"):
         return given.lower()
-    return time(f"{name} of changes, if not 'earliest' or 'latest',", given)
+    try:
+        return time(given)
+    except ValueError as error:
+        raise ValueError(f"of changes 'earliest', 'latest', or {error}") from None
 
 
 # -- the table -------------------------------------------------------------------------
@@ -206,7 +226,7 @@ class Option(NamedTuple):
     Attributes:
         name: with its capital letters.
         kinds: of reads and writes that take it.
-        parse: makes its value of its name and text.
+        parse: makes its value of its text.
         default: in Markdown; empty where it has to be given.
         meaning: in Markdown.
     """
@@ -397,5 +417,22 @@ def parsed(
     values = {}
     for name, value in found.items():
         option = _BY_NAME[name]
-        values[option.attribute] = parsers.get(name, option.parse)(name, value)
+        parse = parsers.get(name, option.parse)
+        values[option.attribute] = value_of(f"option {name}", parse, value)
     return values
+
+
+def value_of(what: str, parse: Callable[[T], U], given: T) -> U:
+    """Parse a value.
+
+    Args:
+        what: it is of, for the error.
+
+    Raises:
+        ValueError: it makes no sense.
+        NotSupportedError: the path is no directory or address.
+    """
+    try:
+        return parse(given)
+    except (ValueError, OSError, RecursionError) as error:
+        raise ValueError(f"{what}: {error!s:.300}") from None

@@ -61,7 +61,9 @@ class StorePlace:
             return self._open(self.path)
         given = self.credentials
         if given is None and CREDENTIALS in os.environ:
-            given = option_table.credentials(CREDENTIALS, os.environ[CREDENTIALS])
+            given = option_table.value_of(
+                f"variable {CREDENTIALS}", option_table.credentials, os.environ[CREDENTIALS]
+            )
         found = connect(
             self.path, history=self.history, keepalive_time=self.keepalive_time, credentials=given
         )
@@ -208,7 +210,8 @@ def what_is_read(options: Mapping[str, str]) -> str:
     if names_topic(options):
         return TOPIC
     changes = option_table.given(options).get("changes", "false")
-    return CHANGES if option_table.flag("changes", changes) else TABLE
+    streams = option_table.value_of("option changes", option_table.flag, changes)
+    return CHANGES if streams else TABLE
 
 
 @dataclass(frozen=True, kw_only=True)
