@@ -130,7 +130,8 @@ def test_starting_and_ending_offsets(client: txnkv.Client, buffer: str, order: s
         ('{"2": 0}', "latest", ValueError, "names partition 2: topic 'events' has 2"),
         ('{"0": 3}', '{"0": 2}', ValueError, "lies before its start"),
         ('{"0": 7}', "latest", txnkv.OffsetOutOfRangeError, "option startingOffsets names offset"),
-        ("earliest", '{"1": 2}', txnkv.OffsetOutOfRangeError, "which ends at 1"),
+        ('{"0": 7}', "latest", txnkv.OffsetOutOfRangeError, "at 6. Give one from 0 to 6, or -1"),
+        ("earliest", '{"1": 2}', txnkv.OffsetOutOfRangeError, "which ends at 1. Give one from 0"),
     ]:
         with pytest.raises(error, match=words):
             read(start, end)

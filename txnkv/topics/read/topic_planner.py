@@ -174,6 +174,7 @@ def _numbers(given: Mapping[str, int]) -> Offsets:
 TASK_BYTES: Final = 4 << 20
 """A task of less is not worth its cost."""
 TASKS_A_CORE: Final = 2
+_ANEW: Final = "Begin with a new checkpoint"
 _log = logging.getLogger("txnkv")
 
 
@@ -408,7 +409,7 @@ class TopicPlanner:
             elif offset == LATEST:
                 offsets[number] = ends[number]
             else:
-                offsets[number] = self._there(number, offset, each, f"option {option} names")
+                offsets[number] = self._there(number, offset, each, option)
         return offsets
 
     def _checked(self, of: TopicOffset, offsets: Offsets, found: Mapping[int, Bounds]) -> Offsets:
@@ -424,39 +425,43 @@ class TopicPlanner:
             )
             return {number: each.start for number, each in found.items()}
         return {
-            number: self._there(
-                number, offsets.get(number, each.start), each, "the checkpoint stands at"
-            )
+            number: self._there(number, offsets.get(number, each.start), each)
             for number, each in found.items()
         }
 
     def _is_same(self, of: TopicOffset) -> bool:
         return (of.store, of.id) == (self._store, self._info.id)
 
-    def _there(self, number: int, offset: int, found: Bounds, who: str) -> int:
+    def _there(self, number: int, offset: int, found: Bounds, option: str = "") -> int:
+        """An offset of the option, or of a checkpoint; the nearest that is there."""
+        who, advice = "the checkpoint stands at", _ANEW
+        cause = ": the store is of an earlier time, restored from a backup perhaps"
+        if option:
+            who, cause = f"option {option} names", ""
+            advice = f"Give one from {found.start} to {found.high_watermark}, or -1 for the latest"
         label = f"{who} offset {offset} of {self._partitions[number].label}"
         if offset < found.start:
             self._lost(
                 OffsetOutOfRangeError,
                 f"{label}, which begins at {found.start}: retention took what lies before",
                 f"at {found.start}",
+                advice,
             )
             return found.start
         if offset > found.high_watermark:
             self._lost(
                 OffsetOutOfRangeError,
-                f"{label}, which ends at {found.high_watermark}: the store is of an earlier time, "
-                "restored from a backup perhaps",
+                f"{label}, which ends at {found.high_watermark}{cause}",
                 f"at {found.high_watermark}",
+                advice,
             )
             return found.high_watermark
         return offset
 
-    def _lost(self, kind: type[Exception], what: str, instead: str) -> None:
+    def _lost(self, kind: type[Exception], what: str, instead: str, advice: str = _ANEW) -> None:
         if self._settings.fail_on_data_loss:
             raise kind(
-                f"{what}. Begin with a new checkpoint, or set option failOnDataLoss to false to "
-                f"go on {instead}"
+                f"{what}. {advice}, or set option failOnDataLoss to false to go on {instead}"
             )
         _log.warning("%s. Going on %s (failOnDataLoss is false)", what, instead)
 
