@@ -462,8 +462,8 @@ def _roll_back(txn: Transaction) -> None:
         if not (state := txn.state).committing:
             raise
         raise InvalidTxnStateError(
-            f"the write is committed, all of it is there (transaction {txn.id} is {state.name}): "
-            "do not write it again"
+            f"the write is committed, all of it is there (transaction {txn.id.local} is "
+            f"{state.name}): do not write it again"
         ) from error
 
 
