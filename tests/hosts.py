@@ -76,7 +76,10 @@ SLOW = {
         "test_a_store_that_was_restored_to_the_past": REPLACED,
     },
     "spark.test_topic_stream": {},
-    "spark.test_topic_writing": {},
+    "spark.test_topic_writing": {
+        "test_the_committer_dies_before_its_answer": FAULT,
+        "test_a_write_that_raised_says_that_it_is_committed": FAULT,
+    },
     "spark.test_writing": {},
     "tables.test_diff": {
         "test_of_a_commit_that_is_not_finalized": FAULT,
