@@ -40,8 +40,6 @@ _OPERATORS: Final = {("==" if op == "=" else op): its for op, (_, its) in _COMPA
 """By the text of an Arrow expression."""
 _ORDER: Final = ("<", "<=", ">", ">=")
 _OF_NULLS: Final = ("is null", "is not null")
-_ROW: Final = "\0row"
-"""The name of the numbers of rows, beside columns, none of which can be called so."""
 OPERATORS: Final = (*_COMPARE, "in", *_OF_NULLS)
 
 
@@ -263,11 +261,12 @@ class Filter:
         if self.expression is None:
             return found
         seen = [columns[name] for name in self.columns]
+        number = "".join(self.columns) + "#"  # the name of none of them
         rows = [*seen, core.Rows.range(n).to_arrow()]
-        batch = pa.record_batch(rows, names=[*self.columns, _ROW])
+        batch = pa.record_batch(rows, names=[*self.columns, number])
         if found is not None:  # it may fail for others
             batch = batch.filter(found)
-        return core.Bitmap.of(n, batch.filter(self.expression).column(_ROW)).to_arrow()
+        return core.Bitmap.of(n, batch.filter(self.expression).column(number)).to_arrow()
 
 
 def parse(where: Where, schema: Schema) -> Filter:
