@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.aio import calls
 from txnkv.storage.faults import arm, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
@@ -326,3 +327,32 @@ def test_a_store_is_looked_after(store_path: Path, table: txnkv.Table) -> None:
             assert sum(token.rows for token in await scan.tokens(rows=1)) == 0
 
     asyncio.run(work())
+
+
+def test_calls_of_one_object_come_one_after_the_other() -> None:
+    """The next one waits for one that was cancelled when it had begun, and still runs."""
+    begun, go_on = threading.Event(), threading.Event()
+    inside: list[bool] = [False]
+    seen: list[bool] = []
+
+    def first() -> None:
+        inside[0] = True
+        begun.set()
+        go_on.wait(30)
+        inside[0] = False
+
+    async def main() -> None:
+        pool = calls.Calls(threads=3)
+        turn = calls.InTurn(pool)
+        cancelled = asyncio.create_task(turn(first))
+        await pool(begun.wait, 30)
+        cancelled.cancel()
+        second = asyncio.create_task(turn(lambda: seen.append(inside[0])))
+        await asyncio.sleep(0)  # it is given to a thread, and the next one to another
+        await pool(lambda: None)
+        go_on.set()
+        await second
+        pool.close()
+
+    asyncio.run(main())
+    assert seen == [False]

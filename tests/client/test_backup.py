@@ -397,3 +397,26 @@ def test_asyncio(tmp_path: Path) -> None:
     txnkv.restore(tmp_path / "b", tmp_path / "made")
     with txnkv.connect(tmp_path / "made", create=False) as made:
         assert made.tables() == ["t"]
+
+
+@pytest.mark.parametrize("part", ["tablets", "logs"])
+def test_a_file_that_a_restored_store_loses_is_missed(tmp_path: Path, part: str) -> None:
+    """Also one that nobody has written to since."""
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    with txnkv.connect(tmp_path / "store") as client:
+        table, topic = client.create_table("t", schema), client.create_topic("o", partitions=1)
+        with client.transaction() as txn:
+            txn.write(table, pa.table({"id": range(10)}))
+            txn.send(topic, b"there")
+        client.compact()
+        client.backup(tmp_path / "backup")
+    txnkv.restore(tmp_path / "backup", tmp_path / "restored")
+    (file,) = (tmp_path / "restored" / part).glob("[0-9]*/data.mdb")
+    file.unlink()
+    with txnkv.connect(tmp_path / "restored") as restored:
+        reads: dict[str, Callable[[], object]] = {
+            "tablets": lambda: restored.table("t").count(),
+            "logs": lambda: restored.topic("o").consumer().poll(timeout=0),
+        }
+        with pytest.raises(txnkv.CorruptionError, match="gone or empty"):
+            reads[part]()

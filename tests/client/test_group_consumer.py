@@ -542,3 +542,14 @@ def test_counts_are_numbers_above_0(
         with pytest.raises(kind, match=name):
             call()
     member.close()
+
+
+def test_the_rows_of_members_that_are_gone_go(
+    client: txnkv.Client, member: Callable[..., GroupConsumer]
+) -> None:
+    """Else there is one more for each start of a program that dies."""
+    for _ in range(3):
+        member()._membership.end()
+    last = member()
+    last.poll(timeout=0)
+    assert client.table(MEMBERS_TABLE).count() == 1

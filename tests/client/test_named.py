@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.client import attempts
 from txnkv.client.attempts import NAMES_TABLE
 from txnkv.errors import ProducerFencedError
 
@@ -204,3 +205,32 @@ def test_a_restored_store_ends_no_other_transaction(
         assert restored.table("t").count() == 51
     open_.commit()
     assert keys(client) == [1]
+
+
+def test_who_was_overtaken_looks_again(
+    client: txnkv.Client, table: txnkv.Table, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its look at the name and its write of it: it is told that it has it no more."""
+    client.new_transaction(name="n").rollback()
+    other, move, moves = connect(), attempts._move, []
+
+    def overtaken(*what: Any) -> bool:
+        moves.append(what)
+        assert len(moves) < 5
+        if len(moves) == 1:
+            other.new_transaction(name="n").rollback()
+        return move(*what)
+
+    monkeypatch.setattr(attempts, "_move", overtaken)
+    with pytest.raises(ProducerFencedError, match="has taken this name over"):
+        client.new_transaction(name="n")
+
+
+def test_a_name_whose_epochs_are_used_up_has_another_number(client: txnkv.Client) -> None:
+    """Kafka's clients take an epoch of 32,767 for the end."""
+    first = attempts.claim_name(client, "n")
+    client.table(NAMES_TABLE).update({"name": "n", "epoch": 32_765})
+    assert attempts.claim_name(client, "n") == (first.id, 32_766)
+    second = attempts.claim_name(client, "n")
+    assert second.id != first.id
+    assert second.epoch == 0

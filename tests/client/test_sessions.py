@@ -295,3 +295,66 @@ def test_tables_by_name_and_by_handle(make: Any, client: txnkv.Client, table: tx
         session.insert(5, (3,))
     end()
     assert table.count() == 2
+
+
+def test_an_error_in_the_background_waits_for_a_call(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock, which comes round behind it, does not take it."""
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 2)
+
+    def away(*what: Any, **more: Any) -> Any:
+        raise txnkv.UnavailableError("the disk is away")
+
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    timer = session._background._timer
+    with monkeypatch.context() as patched:
+        patched.setattr("txnkv.transaction.session.write_alone", away)
+        session.insert(table, (2, None))
+        assert session._background._flushing.exception(30) is not None
+    timer.function()
+    with pytest.raises(txnkv.UnavailableError, match="the disk is away"):
+        session.insert(table, (3, None))
+    session.close()
+    assert table.count() == 3
+
+
+def test_rows_of_a_table_that_is_gone_keep_no_others(client: txnkv.Client) -> None:
+    """In a transaction, too: they are forgotten once that is told."""
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    for name in "ab":
+        client.create_table(name, schema)
+    txn = client.new_transaction()
+    session = txn.new_session()
+    session.insert("a", (1,))
+    session.insert("b", (1,))
+    client.drop_table("a")
+    with pytest.raises(txnkv.TableNotFoundError):
+        session.flush()
+    txn.commit()
+    assert client.table("b").count() == 1
+
+
+def test_an_error_of_few_rows_in_the_background_is_told_at_the_next_call(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the clock flushes them again."""
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
+
+    def away(*what: Any, **more: Any) -> Any:
+        raise txnkv.UnavailableError("the disk is away")
+
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    with monkeypatch.context() as patched:
+        patched.setattr("txnkv.transaction.session.write_alone", away)
+        session._background._timer.function()
+        assert session._background._flushing.exception(30) is not None
+    with pytest.raises(txnkv.UnavailableError, match="the disk is away"):
+        session.insert(table, (2, None))
+    session._background._timer.function()
+    session._background.wait()
+    assert table.count() == 2
+    session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -279,3 +280,20 @@ def test_what_was_given_is_not_changed_nor_kept(client: txnkv.Client, goods: txn
         assert [row["id"] for row in txn.scan(goods, ["id"], ordered=True)] == list(range(100))
     assert list(frame["id"]) in (list(range(100)), list(range(1000, 1100)))
     assert goods.count() == 100
+
+
+def test_a_stream_that_met_a_conflict_is_not_written_again(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """Outside of transactions, too: what was read of it is gone, and the rest is not all of it."""
+    schema = pa.schema([("id", pa.int64())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([[1]], schema=schema)
+        table.insert((1, "first"))
+        yield pa.record_batch([[2]], schema=schema)
+
+    reader = pa.RecordBatchReader.from_batches(schema, batches())
+    with client.new_session() as session, pytest.raises(txnkv.TransactionConflictError):
+        session.write(table, reader, "upsert")
+    assert [row["id"] for row in table.scan()] == [1]

@@ -581,3 +581,17 @@ def test_loss_beside_a_transaction(path: Path, children: Children, part: str, fa
     with txnkv.connect(path) as client:
         assert client.table("sound").count() == 200 + 10 * decided
         assert client.check().problems == []
+
+
+def test_a_file_whose_loss_was_accepted_comes_not_back(made: Path, path: Path) -> None:
+    """What was made of its older copy is another file, that has gone on by itself."""
+    folder = path / FOLDERS["log"]
+    lost = path.with_name("lost")
+    shutil.copytree(folder, lost)
+    shutil.copyfile(made / "older" / FOLDERS["log"] / "data.mdb", folder / "data.mdb")
+    with txnkv.connect(path) as client:
+        client.accept_loss("topic:hurt/0")
+    shutil.copyfile(lost / "data.mdb", folder / "data.mdb")
+    gone = pytest.raises(txnkv.CorruptionError, match="is not the file that was there")
+    with txnkv.connect(path) as client, gone:
+        client.topic("hurt").consumer().poll(timeout=0)

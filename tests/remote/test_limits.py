@@ -183,3 +183,29 @@ def test_a_closed_server_is_gone_at_once(store: txnkv.Client, store_path: Path) 
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_who_is_gone_gets_no_id_that_nobody_ends(store: txnkv.Client) -> None:
+    """A request that was under way at its good-bye; the low water mark stood still at that id."""
+    connected = guests.Guests(lambda _: txnkv.connect(store.path), Limits())
+    try:
+        guest = connected.of("w" * 16, 10.0, EVERYBODY)
+        assert guest.spare_id() > 0
+        connected.end(guest.id, EVERYBODY)
+        assert guest.spare_id() == 0
+    finally:
+        connected.close()
+
+
+def test_a_client_that_waits_for_a_long_request_is_not_gone(store: txnkv.Client) -> None:
+    """It says nothing meanwhile; another one that says nothing is given up."""
+    connected = guests.Guests(lambda _: txnkv.connect(store.path), Limits())
+    try:
+        waiting, silent = (connected.of(name * 16, 0.5, EVERYBODY) for name in "ws")
+        waiting.work(1)
+        waiting.seen = silent.seen = 0.0
+        _until(lambda: not connected.has(silent.id))
+        assert connected.has(waiting.id)
+        assert not waiting.closed
+    finally:
+        connected.close()

@@ -394,3 +394,21 @@ def test_wrong_names(client: txnkv.Client, table: txnkv.Table) -> None:
     with pytest.raises(txnkv.TableNotFoundError):
         client.rename_table("nothing", "u")
     assert client.rename_table("t", "t").name == "t"
+
+
+def test_a_large_transaction_from_before_a_column_brings_no_null(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """It has none of a column that was added, and made not nullable, since."""
+    txn = client.new_transaction()
+    txn.serialize()
+    txn.insert(table, row(10))
+    txn.flush()
+    with client.transaction() as empty:
+        for each in table.scan(["id"]):
+            empty.delete(table, each["id"])
+    table.alter(add={"late": "int32?"})
+    table.alter(nullable={"late": False})
+    with pytest.raises(txnkv.SchemaChangedError, match="table 't' was altered"):
+        txn.commit()
+    assert table.count() == 0

@@ -305,3 +305,38 @@ def test_a_key_range_reads_few_blocks(
         plan = scan._planned()
         assert len(list(plan.units(plan.parts))) <= blocks, where
         assert scan.to_arrow().num_rows == rows_
+
+
+@pytest.mark.parametrize(
+    ("op", "bound"), [(">", "x" * 60), (">=", "x" * 60), ("=", "x" * 59 + "y"), ("!=", "x" * 60)]
+)
+def test_the_greatest_of_a_block_is_longer_than_its_zone_map_has(
+    client: txnkv.Client, put: Any, op: str, bound: str
+) -> None:
+    """The maximum is cut short there: what begins with it may be above the bound."""
+    table = client.create_table("t", SCHEMA)
+    put(table, [{**dict.fromkeys(TYPES), "a": 1, "b": "b", "s": "x" * 59 + "y"}])
+    assert table.count([("s", op, bound)]) == 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        ([("a", ">=", 5), ("a", ">=", 3)], [5, 6, 7]),
+        ([("a", ">", 5), ("a", ">=", 3)], [6, 7]),
+        ([("a", ">", 5), ("a", ">", 3)], [6, 7]),
+        ([("a", "<", 2), ("a", "<", 4)], [0, 1]),
+        ([("a", "<=", 2), ("a", "<=", 4)], [0, 1, 2]),
+        ([("a", "<", 2), ("a", "<=", 4)], [0, 1]),
+    ],
+    ids=str,
+)
+def test_of_several_bounds_of_a_key_the_narrowest_counts(
+    client: txnkv.Client, put: Any, where: list[Any], keys: list[int], swapped: bool
+) -> None:
+    """All rows of a key range are given without a look at them."""
+    table = client.create_table("t", txnkv.Schema({"a": "int16"}, primary_key=["a"]))
+    put(table, [{"a": key} for key in range(8)])
+    found = table.scan(where=where[::-1] if swapped else where, ordered=True)
+    assert found.to_arrow()["a"].to_pylist() == keys

@@ -64,3 +64,12 @@ def test_all_of_it_is_covered_and_nothing_else(
     for probe in [*probes, *keys]:
         wanted = inside(ranges, probe) or probe in keys
         assert (inside(left, probe) or probe in there) == wanted
+
+
+def test_the_key_behind_a_range_is_not_in_it() -> None:
+    reads = ReadSet()
+    reads.add_range(1, b"a", b"b")
+    for key in (b"a", b"b"):
+        reads.add_key(1, key)
+    keys = reads.keys(1)
+    assert [keys.key(i) for i in range(keys.n)] == [b"b"]

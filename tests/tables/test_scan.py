@@ -513,3 +513,15 @@ def test_a_few_rows_of_a_large_block(client: txnkv.Client, gone: int, low: int |
         scan = table.scan(where=where + ([] if low is None else [("k", ">=", low)]))
         assert same(scan.to_arrow().sort_by("k"), *left)
         client.compact()
+
+
+def test_a_place_is_one_of_all_columns(client: txnkv.Client) -> None:
+    """The text of the expression has the name of another column in it."""
+    schema = txnkv.Schema({"k": "int64", "e": "int64"}, primary_key=["k"])
+    table = client.create_table("places", schema)
+    where = pc.equal(pc.field(0), 3)
+    assert "e" in str(where)
+    with client.new_session() as session:
+        for row in [(1, 3), (3, 1)]:
+            session.insert(table, row)
+    assert table.scan(["k"], where).to_arrow()["k"].to_pylist() == [3]

@@ -443,3 +443,37 @@ def test_in_another_process(client: txnkv.Client, elsewhere: Callable[..., Any])
         send(client, ("a", "3"))
         assert [each.value for _ in range(2) for each in consumer.poll(timeout=0)] == [b"2", b"3"]
     assert left(topic) == [(1, b"a", b"2"), (2, b"a", b"3")]
+
+
+def test_a_large_message_hides_itself_not(client: txnkv.Client) -> None:
+    """Its key is in its first piece, and its offset is that of the last one."""
+    options = TopicOptions(cleanup="compact", max_message_bytes=200)
+    internals.topics(client).create(TOPIC, 1, "marker", options)
+    topic = client.topic(TOPIC)
+    large = "." * 1000
+    send(client, ("a", "1"), ("a", large), ("b", large), ("b", "2"))
+    client.compact()
+    assert [(key, value) for _, key, value in left(topic)] == [
+        (b"a", large.encode()),
+        (b"b", b"2"),
+    ]
+
+
+def test_how_far_is_not_noted_of_a_log_that_was_cut_off_at_the_end(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, ("a", "1"), ("b", "1"))
+    internals.flush(client)
+    engine = internals.topics(client)
+    (partition,) = engine.partitions(topic.info)
+    pieces = key_compaction._Pass._pieces
+
+    def then_cut(self: Any, upto: int) -> Any:
+        yield from pieces(self, upto)
+        partition.environment.write(lambda txn: partition.log.truncate(txn, 1))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(key_compaction._Pass, "_pieces", then_cut)
+        key_compaction.compact(engine, partition, force=True)
+    with partition.environment.read() as txn:
+        assert partition.log.rewritten(txn).upto <= partition.log.end(txn)

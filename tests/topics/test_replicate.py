@@ -525,3 +525,38 @@ def test_it_follows_a_writer_that_goes_on(source: Writer, dest: txnkv.Client) ->
         thread.join()
     copy(source, dest)
     agree(source, dest)
+
+
+def test_it_begins_within_a_batch_that_another_log_was_part_of(
+    source: Writer, dest: txnkv.Client, client: txnkv.Client
+) -> None:
+    """What the copy has at the offsets of the batch is of a log that was cut off since."""
+    for i in range(3):
+        source.small(f"old {i}")
+    copy(source, dest)
+    end = state(dest)["bounds"][1]
+    source.lose(1)
+    row = source.begin()
+    source.append(row, *["new"] * 20)
+    source.commit(row)
+    assert end < 15
+    client.topic(TOPIC).truncate({0: 15})
+    for _ in range(2):
+        copy(source, dest)
+        assert values(dest, TOPIC) == values(client, TOPIC)
+        assert raw(dest, TOPIC) == raw(client, TOPIC)
+
+
+def test_a_copy_keeps_what_its_subscriptions_have_not_acknowledged(
+    client: txnkv.Client, dest: txnkv.Client
+) -> None:
+    """The source, where nobody subscribes, has given it up."""
+    topic = client.create_topic(TOPIC, retain_unacknowledged=True)
+    for i in range(4):
+        with client.transaction() as txn:
+            txn.send(topic, b"%d" % i)
+    replicate(client, dest)
+    with dest.topic(TOPIC).subscribe("s") as subscription:
+        topic.truncate(topic.end_offsets()[0])
+        replicate(client, dest)
+        assert [subscription.receive(timeout=0).value for _ in range(4)] == [b"0", b"1", b"2", b"3"]

@@ -202,10 +202,10 @@ class Guest:
     # -- ids of transactions -----------------------------------------------------------
 
     def spare_id(self) -> int:
-        """Return an id for a transaction that this client begins later; 0: it has enough."""
+        """Return an id for a transaction that this client begins later; 0: it needs none."""
         coordinator = self.client.instance.coordinator
         with self._lock:
-            if len(self._spare) >= _SPARE_IDS:
+            if self.closed or len(self._spare) >= _SPARE_IDS:
                 return 0
             local = coordinator.ids.begin()
             self._spare.add(local)

@@ -434,6 +434,8 @@ class Background:
                 self._start(session)
             else:
                 self._start_timer(session)
+                if self._flushing is not None and self._flushing.done():
+                    self._take_error()
             flushing = self._flushing
         if full and flushing is not None:
             flushing.exception()

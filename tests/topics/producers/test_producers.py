@@ -42,6 +42,7 @@ from txnkv.errors import (
 )
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+from txnkv.topics.write import producers
 from txnkv.topics.write.producer_sender import Sender
 
 # -- what comes in, and where ------------------------------------------------------------
@@ -441,3 +442,22 @@ def test_what_is_no_message_is_refused_at_the_call(
 ) -> None:
     with pytest.raises(error):
         make().send(*message)
+
+
+def test_what_came_since_is_not_taken_back(client: txnkv.Client) -> None:
+    """The producer has sent another batch since its last one was looked at."""
+    first, second = (producers.SentBatch(n, n, n, n, 5) for n in (0, 1))
+    topic = client.create_topic("o", partitions=1).info
+    with internals.status(client).write() as cur:
+        id = producers.register(cur, topic.id, None, 5).id
+        (part,) = topic.partitions
+        for state, taken, left in [
+            ((first, second), first, (first, second)),
+            ((first, second), second, (first,)),
+            ((first,), second, (first,)),
+            ((first,), first, None),
+        ]:
+            producers.save(cur, id, part, producers.ProducerState(3, state, 5))
+            producers.take_back(cur, id, part, taken)
+            found = producers.find(cur, id, part)
+            assert (None if found is None else found.batches) == left

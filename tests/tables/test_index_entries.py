@@ -1,0 +1,113 @@
+"""Entries of indexes: of rows with a null, of values that move on, of rows that go meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.client import indexes
+from txnkv.tables.write import index_changes
+
+SCHEMA = txnkv.Schema(
+    {"id": "int64", "mail": "string?", "n": "int32", "tags": "list<string>?"}, primary_key=["id"]
+)
+
+
+def batch(ids: Any, mails: Any = None) -> pa.Table:
+    ids = list(ids)
+    mails = [f"m{i}" if i % 4 else None for i in ids] if mails is None else list(mails)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "mail": pa.array(mails, pa.string()),
+            "n": pa.array([i % 5 for i in ids], pa.int32()),
+            "tags": pa.nulls(len(ids), pa.list_(pa.string())),
+        }
+    )
+
+
+def ids(rows: Any) -> list[int]:
+    return sorted(row["id"] for row in rows)
+
+
+@pytest.fixture
+def people(client: txnkv.Client) -> txnkv.Table:
+    """Two tablets, 40 rows; every fourth has no mail."""
+    table = client.create_table("people", SCHEMA, txnkv.hash_partition("id", 2))
+    with client.transaction() as txn:
+        txn.write(table, batch(range(40)))
+    return table
+
+
+@pytest.fixture
+def unique(client: txnkv.Client, people: txnkv.Table) -> txnkv.Table:
+    """The same with a unique index by mail, and one by n."""
+    client.create_index(people, "mail", unique=True)
+    client.create_index(people, ["n"])
+    return people
+
+
+def test_a_null_beside_a_value_is_found_by_no_index(client: txnkv.Client) -> None:
+    """Rows with a null have no entry, so a filter that wants one is left to the scan."""
+    schema = txnkv.Schema({"id": "int64", "a": "int32?", "b": "int32?"}, primary_key=["id"])
+    table = client.create_table("t", schema)
+    client.create_index(table, ["a", "b"])
+    with client.new_session() as session:
+        for row in [(1, 1, None), (2, 1, 1), (3, None, None)]:
+            session.insert(table, row)
+    assert ids(table.scan(where=[("a", "=", 1), ("b", "is null")])) == [1]
+
+
+def test_a_long_chain_of_moves_ends_soon(
+    client: txnkv.Client, unique: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row it would take a look at all of them for each."""
+    taken, looks = index_changes._Entries.taken, []
+
+    def counted(*what: Any) -> Any:
+        looks.append(what)
+        return taken(*what)
+
+    monkeypatch.setattr(index_changes._Entries, "taken", counted)
+    with client.transaction() as txn:
+        txn.write(unique, batch(range(100, 200), [f"x{i}" for i in range(100, 200)]))
+    moved = batch(range(100, 200), [f"x{i + 1}" for i in range(100, 199)] + ["m1"])
+    with client.new_session() as session, pytest.raises(txnkv.RowErrors):
+        session.write(unique, moved, "upsert")
+    assert len(looks) < 4 * index_changes._ROUNDS
+
+
+@pytest.mark.parametrize("gone", [[2], [1, 2]], ids=str)
+def test_rows_that_go_while_an_index_is_built_leave_entries_of_others(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, gone: list[int]
+) -> None:
+    """Two had one value, of which the first has the entry by then."""
+    table = client.create_table("t", SCHEMA)
+    with client.transaction() as txn:
+        txn.write(table, batch([1, 2, 3], ["x", "x", "y"]))
+    step = indexes._Build._step
+
+    def then(build: Any, *what: Any) -> Any:
+        last = step(build, *what)
+        if table.get(2) is not None:
+            with client.transaction() as txn:
+                txn.write(table, pa.table({"id": gone}), "delete")
+        return last
+
+    monkeypatch.setattr(indexes, "_FIRST_ROWS", 1)
+    monkeypatch.setattr(indexes._Build, "_step", then)
+    client.create_index(table, "mail", unique=True)
+    assert ids(table.get_by("mail", "x")) == ([] if 1 in gone else [1])
+    assert client.check().problems == []
+
+
+def test_rows_of_one_look_that_have_one_value(client: txnkv.Client) -> None:
+    table = client.create_table("t", SCHEMA)
+    with client.transaction() as txn:
+        txn.write(table, batch([1, 2, 3], ["x", "x", "y"]))
+    with pytest.raises(txnkv.RowErrors, match="several rows have it"):
+        client.create_index(table, "mail", unique=True)
+    assert table.indexes == []
