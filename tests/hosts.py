@@ -30,6 +30,8 @@ SLOW = {
     "client.test_operations": {},
     "client.test_sessions": {
         "test_an_abandoned_background_session_does_not_flush": INSIDE,
+        "test_an_error_in_the_background_waits_for_a_call": INSIDE,
+        "test_an_error_of_few_rows_in_the_background_is_told_at_the_next_call": INSIDE,
         "test_row_errors_name_the_keys": ERRORS,
     },
     "client.test_small_transactions": {

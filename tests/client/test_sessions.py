@@ -321,17 +321,22 @@ def test_an_error_in_the_background_waits_for_a_call(
     assert table.count() == 3
 
 
-def test_rows_of_a_table_that_is_gone_keep_no_others(client: txnkv.Client) -> None:
-    """In a transaction, too: they are forgotten once that is told."""
+@pytest.mark.parametrize("gone", ["table", "topic"])
+def test_what_is_gone_keeps_no_other_rows(client: txnkv.Client, gone: str) -> None:
+    """In a transaction, too: what waited for it is forgotten once that is told."""
     schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
     for name in "ab":
         client.create_table(name, schema)
+    client.create_topic("t")
     txn = client.new_transaction()
     session = txn.new_session()
-    session.insert("a", (1,))
+    if gone == "table":
+        session.insert("a", (1,))
+    else:
+        session.send("t", b"m")
     session.insert("b", (1,))
-    client.drop_table("a")
-    with pytest.raises(txnkv.TableNotFoundError):
+    client.drop_table("a") if gone == "table" else client.drop_topic("t")
+    with pytest.raises((txnkv.TableNotFoundError, txnkv.TopicNotFoundError)):
         session.flush()
     txn.commit()
     assert client.table("b").count() == 1

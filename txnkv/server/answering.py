@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -42,7 +42,7 @@ from txnkv.errors import (
 from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Limits, Reference, require_reference
 from txnkv.server.users import About
-from txnkv.tables import DELETES, arrow_input, lookup, table_catalog
+from txnkv.tables import DELETES, arrow_input, lookup, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
@@ -317,51 +317,52 @@ def _require_table(guest: Guest, client: Client, parts: Any) -> None:
             guest.user.require("read", About("table", name))
 
 
-def _rows(guest: Guest, target: Session | Transaction, runs: Any) -> None:
-    for op, table, columns, rows in runs:
-        found = guest.resolve(table, "write").value
-        if op not in _ROW_CALLS:
-            raise ValueError(f"there is no operation {op!r} on rows")
-        add = getattr(target, op)
-        if op in DELETES:
-            for key, *more in rows:
-                add(found, (key, *more) if more else key)
-            continue
-        schema = found.schema
-        if isinstance(target, Transaction):
-            schema = target.context.table_at_begin(found.info).schema
-        known = {id: name for name, id in schema.ids.items()}
-        if not known.keys() >= {*columns}:
-            raise table_catalog.changed(found.info)
-        names = [known[id] for id in columns]  # they may have others by now
-        as_they_are = schema.names == names
-        for row in rows:
-            if as_they_are and arrow_input.MISSING not in row:
-                add(found, tuple(row))
-            else:
-                pairs = zip(names, row, strict=True)
-                add(found, {name: v for name, v in pairs if v is not arrow_input.MISSING})
+def _each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> None:
+    """Take what waits for several tables or topics; where one is gone the others are kept."""
+    failed: TxnkvError | None = None
+    for each in many:
+        try:
+            add(guest, target, *each)
+        except TxnkvError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
-_ROW_CALLS: Final = frozenset(
-    ["insert", "insert_ignore", "upsert", "update", "update_ignore", "delete", "delete_ignore"]
-)
+def _add_rows(
+    guest: Guest, target: Session | Transaction, op: str, table: Any, columns: Any, rows: Any
+) -> None:
+    found = guest.resolve(table, "write").value
+    add = getattr(target, require_operation(op))
+    if op in DELETES:
+        for key, *more in rows:
+            add(found, (key, *more) if more else key)
+        return
+    schema = found.schema
+    if isinstance(target, Transaction):
+        schema = target.context.table_at_begin(found.info).schema
+    known = {id: name for name, id in schema.ids.items()}
+    if not known.keys() >= {*columns}:
+        raise table_catalog.changed(found.info)
+    names = [known[id] for id in columns]  # they may have others by now
+    as_they_are = schema.names == names
+    for row in rows:
+        if as_they_are and arrow_input.MISSING not in row:
+            add(found, tuple(row))
+        else:
+            pairs = zip(names, row, strict=True)
+            add(found, {name: v for name, v in pairs if v is not arrow_input.MISSING})
 
 
-def _sends(guest: Guest, target: Session | Transaction, sends: Any) -> None:
-    for topic, messages in sends:
-        found = guest.resolve(topic, "write").value
-        typed = found.value_schema is not None
-        for value, *more in messages:
-            key, partition, headers, micros = (*more, None, None, None, None)[:4]
-            target.send(
-                found,
-                Encoded(value) if typed and value is not None else value,
-                key,
-                partition,
-                None if headers is None else decode_headers(headers),
-                None if micros is None else _EPOCH + timedelta(microseconds=micros),
-            )
+def _add_messages(guest: Guest, target: Session | Transaction, topic: Any, messages: Any) -> None:
+    found = guest.resolve(topic, "write").value
+    typed = found.value_schema is not None
+    for value, *more in messages:
+        key, partition, headers, micros = (*more, None, None, None, None)[:4]
+        value = Encoded(value) if typed and value is not None else value
+        headers = None if headers is None else decode_headers(headers)
+        at = None if micros is None else _EPOCH + timedelta(microseconds=micros)
+        target.send(found, value, key, partition, headers, at)
 
 
 def _about(guest: Guest, txn: Transaction) -> list[int]:
@@ -593,7 +594,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
     ("Transaction", "join_job"): lambda _, txn, id: Job.join(txn, id),
     ("Planning", "read_part"): _read_part,
-    **{(kind, "rows"): _rows for kind in ("Session", "Transaction")},
-    **{(kind, "sends"): _sends for kind in ("Session", "Transaction")},
+    **{(kind, "rows"): partial(_each, _add_rows) for kind in ("Session", "Transaction")},
+    **{(kind, "sends"): partial(_each, _add_messages) for kind in ("Session", "Transaction")},
     **{(kind, "put"): _put for kind in ("Session", "Transaction")},
 }

@@ -47,6 +47,9 @@ _WORKING_SECONDS: Final = 1.0
 _ERROR_BYTES: Final = 4096
 """An error of a stream goes in a header, which gRPC lets have 8 KiB."""
 
+_WAITED: Final = ("sends", "rows")
+"""Calls with what waited at a client: where some of it is refused, the rest is kept."""
+
 _MIDDLEWARE: Final = "user"
 
 
@@ -219,15 +222,26 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         try:
             for content in body["first"]:
                 answer.values.append(self._first(guest, content))
+            failed: TxnkvError | None = None
             for content in body["calls"]:
                 call = prepared(guest, content)
+                if failed is not None and call.name not in _WAITED:
+                    raise failed
                 if apart and call.name in ("commit", "commits"):
                     try:
                         yield _part(guest, answer.values[told:], None, told)
                     except GeneratorExit:  # it asks again, and is given the whole answer
                         heard = False
                     told = len(answer.values)
-                answer.values.append(made(guest, call))
+                try:
+                    answer.values.append(made(guest, call))
+                except TxnkvError as error:
+                    if call.name not in _WAITED:
+                        raise
+                    failed = failed or error
+                    answer.values.append(None)
+            if failed is not None:
+                raise failed
         except Exception as error:
             answer.error = _known(error)
             for last in body["calls"][-1:]:
