@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_385, "server": 1_489,
+    "remote": 2_386, "server": 1_489,
     "topics": 12_374, "tables": 9_750, "storage": 4_562, "cli": 5_084, "coordinator": 3_238,
-    "transaction": 3_522, "core": 3_451, "spark": 2_291, "client": 4_260, "aio": 607,
+    "transaction": 3_526, "core": 3_451, "spark": 2_291, "client": 4_260, "aio": 607,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 

@@ -32,6 +32,7 @@ from txnkv.transaction import (
     WriteResult,
     encoder_of,
     size_of,
+    subscription_info,
 )
 
 _BACKGROUND_ROWS: Final = 8192
@@ -286,7 +287,7 @@ class RemoteSession(RemoteHandle, Session):
 
     def _acknowledge(self, subscription: Any, message: Any, *, cumulative: bool) -> None:
         self._require_open("acknowledge")
-        info = getattr(subscription, "info", subscription)
+        info = subscription_info(subscription)
         name = "ack_cumulative" if cumulative else "ack"
         self._left = self._left or self._txn is None
         self._request(Call(self.twin, self, name, (info, ids_of(message))))

@@ -31,6 +31,7 @@ from txnkv.transaction.connection import (
     Handle,
     message_ids,
     require_time,
+    subscription_info,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance, keep_longer, open_instances

@@ -332,6 +332,20 @@ def require_time(at: Any) -> None:
 # -- acknowledgements ------------------------------------------------------------------
 
 
+def subscription_info(subscription: AnySubscription) -> SubscriptionInfo:
+    """Return what is known of a subscription.
+
+    Raises:
+        TypeError: it is none.
+    """
+    found = getattr(subscription, "info", subscription)
+    if not isinstance(found, SubscriptionInfo):
+        raise TypeError(
+            f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
+        )
+    return found
+
+
 def acks_of(
     connection: Connection, subscription: AnySubscription, message: Acknowledged
 ) -> tuple[SubscriptionInfo, list[MessageId]]:
@@ -341,11 +355,7 @@ def acks_of(
         TypeError: the one is no subscription, or the other no message, id or list of them.
         ValueError: the subscription is one of another store.
     """
-    found = getattr(subscription, "info", subscription)
-    if not isinstance(found, SubscriptionInfo):
-        raise TypeError(
-            f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
-        )
+    found = subscription_info(subscription)
     connection.require_own(subscription, found, "topic.subscribe(...)")
     return found, message_ids(message)
 
