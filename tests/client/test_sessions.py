@@ -150,6 +150,19 @@ def test_close_flushes(make: Any, table: txnkv.Table) -> None:
     assert table.count() == 1
 
 
+def test_what_a_close_has_refused_is_known_behind_it(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    table.insert((1, None))
+    session = client.new_session()
+    session.insert(table, (1, "again"))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        session.close()
+    assert session.flush() == txnkv.WriteResult()
+    assert [error.key for error in session.pending_errors()] == [1]
+    assert session.pending_errors() == []
+
+
 def test_with_drops_what_waits_on_an_exception(make: Any, table: txnkv.Table) -> None:
     session, end = make()
     try:

@@ -14,6 +14,7 @@ from txnkv.core import require_valid_columns, slices_of
 from txnkv.errors import (
     ClosedError,
     InvalidTxnStateError,
+    RowError,
     RowErrors,
     SchemaError,
     TxnkvError,
@@ -21,7 +22,7 @@ from txnkv.errors import (
 )
 from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic
-from txnkv.remote.wire import LostHandleError, ids_of, remote_calls
+from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
 from txnkv.topics import pending
@@ -115,7 +116,6 @@ class Changes:
         return found
 
 
-@remote_calls("Session", "pending_errors")
 class RemoteSession(RemoteHandle, Session):
     """See `txnkv.Session`.
 
@@ -148,6 +148,7 @@ class RemoteSession(RemoteHandle, Session):
         self._changes = Changes()
         self._left = False
         self._closed = False
+        self._refused: list[RowError] = []
         self._lock = new_rlock()
         self._timer: threading.Timer | None = None
         # Those of `Session.insert` and the like, which go the long way here.
@@ -296,7 +297,16 @@ class RemoteSession(RemoteHandle, Session):
     # -- flush -------------------------------------------------------------------------
 
     def flush(self) -> WriteResult:
+        if self._closed:  # with nothing left, and no handle
+            return WriteResult()
         found: WriteResult = self._request(Call(self.twin, self, "flush"))
+        return found
+
+    def pending_errors(self) -> list[RowError]:
+        if self._closed:
+            found, self._refused = self._refused, []
+        else:
+            found = self._call("pending_errors")
         return found
 
     def flush_untold(self) -> None:
@@ -396,6 +406,9 @@ class RemoteSession(RemoteHandle, Session):
         try:
             if self._txn is None or not self._txn.over:
                 self.flush()
+        except RowErrors as error:
+            self._refused = error.errors
+            raise
         finally:
             self._closed = True
             if not self._own:
