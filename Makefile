@@ -29,8 +29,8 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 	@rm -rf $(DEMO_STORE)
 	@$(BIN)/txnkv demo --store $(DEMO_STORE) $(if $(INPUT),--input "$(INPUT)")
 
-test: $(VENV)/.dev ## lint, the C core under sanitizers, and all tests but the slow ones
-	@$(MAKE) --no-print-directory -j 3 lint ctest compiled
+test: ## lint, the C core under sanitizers, and all tests but the slow ones
+	@$(MAKE) --no-print-directory -j 3 ctest lint compiled
 	@scratch=$$(mktemp -d $(SCRATCH)/txnkv-test.XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
 		TMPDIR=$$scratch $(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not slow" -rs
 

@@ -32,6 +32,7 @@ POINTS = (
     "lmdb.before_commit",
     "lmdb.after_commit",
 )
+ONCE_OR_MORE = [1, pytest.param(3, marks=pytest.mark.slow)]
 FAILURES = (StorageFullError, UnavailableError, CommitOutcomeUnknownError)
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
@@ -142,7 +143,7 @@ def moments(times: int) -> range:
     return range(1, 200, times)
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", ONCE_OR_MORE)
 @pytest.mark.parametrize("retry", RETRIES)
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "grows"])
 @pytest.mark.parametrize("op", ["insert", "upsert", None])
@@ -187,7 +188,7 @@ def test_a_flush_in_a_transaction(
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("times", [1, 3, 6])
+@pytest.mark.parametrize("times", [*ONCE_OR_MORE, 6])
 @pytest.mark.parametrize("retry", ["flush", "more"])
 @pytest.mark.parametrize("kind", ["small", "alone", "large"])
 def test_a_flush_outside_of_a_transaction(
@@ -226,7 +227,7 @@ def test_a_flush_outside_of_a_transaction(
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", ONCE_OR_MORE)
 @pytest.mark.parametrize("way", ["flush", "with"])
 def test_a_worker_that_joined(
     client: txnkv.Client,
@@ -265,7 +266,7 @@ def test_a_worker_that_joined(
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", ONCE_OR_MORE)
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "grows"])
 @pytest.mark.parametrize("op", ["insert", "upsert"])
 def test_batches_in_a_transaction(
@@ -347,7 +348,7 @@ def consumer(request: pytest.FixtureRequest, client: txnkv.Client) -> Iterator[C
     found.sub.close()
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", ONCE_OR_MORE)
 @pytest.mark.parametrize("retry", ["again", "later", "commit", "rollback"])
 @pytest.mark.parametrize("kind", ["small", "stored", "grows"])
 def test_an_ack_in_a_transaction(
@@ -398,7 +399,7 @@ def test_an_ack_in_a_transaction(
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", ONCE_OR_MORE)
 def test_acks_of_a_session_outside_of_a_transaction(
     consumer: Consumer, faults: Faults, times: int
 ) -> None:

@@ -453,7 +453,7 @@ def between(write: Callable[[], None]) -> Iterator[None]:
 
 
 QUICK = settings(
-    max_examples=12,
+    max_examples=8,
     stateful_step_count=16,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],

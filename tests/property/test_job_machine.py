@@ -331,7 +331,7 @@ def _send_batch(to: Any, place: Place, values: list[bytes]) -> None:
 
 FEW = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # made smaller in the long run alone
-    max_examples=10,
+    max_examples=7,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -469,7 +469,7 @@ class RangedMachine(MutableMachine):
 MACHINES = [MutableMachine, HashedMachine, RangedMachine]
 FEW = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # made smaller in the long run alone
-    max_examples=8,
+    max_examples=5,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

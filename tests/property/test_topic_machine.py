@@ -420,7 +420,7 @@ class SidecarMachine(TopicMachine):
 MACHINES = [TopicMachine, SidecarMachine]
 FEW = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # made smaller in the long run alone
-    max_examples=10,
+    max_examples=6,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

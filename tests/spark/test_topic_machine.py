@@ -201,7 +201,7 @@ class ServedSidecarStreamMachine(Served, SidecarStreamMachine):
 
 
 QUICK = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
