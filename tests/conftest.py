@@ -161,12 +161,17 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run what starts a Spark in one process: two at once are slow, and take much memory."""
+    """Run what starts a Spark in one process: two at once are slow, and take much memory. So what
+    looks at the same recording of a store, which is made once then.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.removeprefix("tests/").startswith(_SPARK) else nodeid
+            name = nodeid.removeprefix("tests/")
+            if name.startswith(_SPARK):
+                return "spark"
+            return "powerloss" if name.startswith("powerloss/") else nodeid
 
     return Scheduling(config, log)
 

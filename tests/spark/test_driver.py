@@ -48,7 +48,8 @@ running.write.format("txnkv").options(**options).mode("append").save()
 """
 
 
-@pytest.mark.parametrize("keep_planner", [pytest.param("true", marks=pytest.mark.slow), "false"])
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_planner", ["true", "false"])
 def test_a_driver_that_is_killed_loses_its_transactions(
     client: txnkv.Client,
     where: dict[str, str],

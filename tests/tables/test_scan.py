@@ -437,6 +437,7 @@ def test_doubles_in_one_write(client: txnkv.Client, many: txnkv.Table, how: str)
     assert many.count() == 161
 
 
+@pytest.mark.parametrize("many", [(None, "row sets")], ids=["one tablet"], indirect=True)
 @pytest.mark.parametrize(
     ("read", "error", "says"),
     [
