@@ -88,7 +88,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_398, "server": 1_489,
+    "remote": 2_398, "server": 1_495,
     "topics": 12_374, "tables": 9_750, "storage": 4_562, "cli": 5_084, "coordinator": 3_238,
     "transaction": 3_526, "core": 3_451, "spark": 2_291, "client": 4_260, "aio": 607,
 }  # fmt: skip

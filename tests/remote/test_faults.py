@@ -22,6 +22,7 @@ import txnkv
 from tests.crash.test_full_disk import Disk, disk  # noqa: F401  a fixture
 from tests.remote.conftest import SCHEMA, Serving, Wire
 from txnkv.server import Server
+from txnkv.transaction import Session
 
 SMALL = ["status.before_commit", "log.written", "status.after_commit", "log.durable"]
 LARGE = [
@@ -177,3 +178,30 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+def test_what_the_server_could_not_take_now_is_sent_again_once(
+    store: txnkv.Client, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, with what waits beside it: none of that was taken."""
+    store.create_table("u", SCHEMA)
+    server = serve()
+    add, failing = Session._add, ["t"]
+
+    def busy(self: Session, table: Any, op: str, row: Any) -> None:
+        if failing and table.name == failing[0]:
+            failing.clear()
+            raise txnkv.UnavailableError("the disk is away")
+        add(self, table, op, row)
+
+    monkeypatch.setattr(Session, "_add", busy)
+    with (
+        txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client,
+        client.new_session() as session,
+    ):
+        for table in "tu":
+            session.insert(table, (1, "a"))
+        with pytest.raises(txnkv.UnavailableError):
+            session.flush()
+        assert session.flush().inserted == 2
+    assert [store.table(name).count() for name in "tu"] == [1, 1]

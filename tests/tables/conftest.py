@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests.tables.people import SCHEMA, batch
 from txnkv.tables import arrow_input
 from txnkv.tables.tablets import row_set_writer
 
@@ -33,3 +34,20 @@ def put(client: txnkv.Client, large: None) -> Callable[..., Any]:
         return txn.commit()
 
     return run
+
+
+@pytest.fixture
+def people(client: txnkv.Client) -> txnkv.Table:
+    """Two tablets, 40 rows; every fourth has no mail."""
+    table = client.create_table("people", SCHEMA, txnkv.hash_partition("id", 2))
+    with client.transaction() as txn:
+        txn.write(table, batch(range(40)))
+    return table
+
+
+@pytest.fixture
+def unique(client: txnkv.Client, people: txnkv.Table) -> txnkv.Table:
+    """The same with a unique index by mail, and one by n."""
+    client.create_index(people, "mail", unique=True)
+    client.create_index(people, ["n"])
+    return people

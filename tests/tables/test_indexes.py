@@ -13,48 +13,11 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.tables.people import SCHEMA, batch, ids
 from txnkv.client import indexes
 from txnkv.storage import backup_files, directory
 from txnkv.tables import TableEngine, arrow_input
 from txnkv.tables.read.sources import ShortPart
-
-SCHEMA = txnkv.Schema(
-    {"id": "int64", "mail": "string?", "n": "int32", "tags": "list<string>?"}, primary_key=["id"]
-)
-
-
-@pytest.fixture
-def people(client: txnkv.Client) -> txnkv.Table:
-    """Two tablets, 40 rows; every fourth has no mail."""
-    table = client.create_table("people", SCHEMA, txnkv.hash_partition("id", 2))
-    with client.transaction() as txn:
-        txn.write(table, batch(range(40)))
-    return table
-
-
-@pytest.fixture
-def unique(client: txnkv.Client, people: txnkv.Table) -> txnkv.Table:
-    """The same with a unique index by mail, and one by n."""
-    client.create_index(people, "mail", unique=True)
-    client.create_index(people, ["n"])
-    return people
-
-
-def batch(ids: Any, mails: Any = None) -> pa.Table:
-    ids = list(ids)
-    mails = [f"m{i}" if i % 4 else None for i in ids] if mails is None else list(mails)
-    return pa.table(
-        {
-            "id": pa.array(ids, pa.int64()),
-            "mail": pa.array(mails, pa.string()),
-            "n": pa.array([i % 5 for i in ids], pa.int32()),
-            "tags": pa.nulls(len(ids), pa.list_(pa.string())),
-        }
-    )
-
-
-def ids(rows: Any) -> list[int]:
-    return sorted(row["id"] for row in rows)
 
 
 def test_what_is_there_is_said(client: txnkv.Client, unique: txnkv.Table) -> None:

@@ -40,7 +40,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Limits, Reference, require_reference
+from txnkv.server.guests import Guest, Limits, Reference, refused, require_reference
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input, lookup, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
@@ -319,14 +319,14 @@ def _require_table(guest: Guest, client: Client, parts: Any) -> None:
 
 def _each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> None:
     """Take what waits for several tables or topics; where one is gone the others are kept."""
-    failed: TxnkvError | None = None
+    failed: list[TxnkvError] = []
     for each in many:
         try:
             add(guest, target, *each)
         except TxnkvError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+            failed.append(refused(error))
+    if failed:
+        raise failed[0]
 
 
 def _add_rows(

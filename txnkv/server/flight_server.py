@@ -35,7 +35,7 @@ from txnkv.errors import (
 )
 from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
-from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference
+from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, refused
 from txnkv.server.users import EVERYBODY, About, User, Users
 from txnkv.storage import new_lock
 
@@ -222,11 +222,11 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         try:
             for content in body["first"]:
                 answer.values.append(self._first(guest, content))
-            failed: TxnkvError | None = None
+            failed: list[TxnkvError] = []
             for content in body["calls"]:
                 call = prepared(guest, content)
-                if failed is not None and call.name not in _WAITED:
-                    raise failed
+                if failed and call.name not in _WAITED:
+                    raise failed[0]
                 if apart and call.name in ("commit", "commits"):
                     try:
                         yield _part(guest, answer.values[told:], None, told)
@@ -238,10 +238,10 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                 except TxnkvError as error:
                     if call.name not in _WAITED:
                         raise
-                    failed = failed or error
+                    failed.append(refused(error))
                     answer.values.append(None)
-            if failed is not None:
-                raise failed
+            if failed:
+                raise failed[0]
         except Exception as error:
             answer.error = _known(error)
             for last in body["calls"][-1:]:

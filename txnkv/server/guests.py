@@ -25,6 +25,8 @@ from txnkv.client import Client, Table, Topic
 from txnkv.coordinator import TxnId
 from txnkv.errors import (
     CommitOutcomeUnknownError,
+    InvalidTxnStateError,
+    RowErrors,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
@@ -428,6 +430,15 @@ def require_reference(name: str, args: Sequence[Any], named: Mapping[str, Any] |
     given = args[0] if args else next(filter(None, words), None)
     if not isinstance(given, Reference):
         raise ValueError(f"{name} takes a table, topic or subscription by a reference")
+
+
+def refused(error: TxnkvError) -> TxnkvError:
+    """Return an error by which some of what waited at a client is not taken, for ever, and what is
+    beside it is. After others the client has all of it, and sends it again: they are raised.
+    """
+    if isinstance(error, UnavailableError | RowErrors | InvalidTxnStateError):
+        raise error
+    return error
 
 
 def give_up(value: Any) -> None:
