@@ -213,7 +213,8 @@ def test_keys_that_are_staged_behind_the_look_for_them_are_found(
     client = connect()
     txn = client.new_transaction()
     stopping = "arm(args[2], lambda: (disarm(), stop()))"
-    code = f"{JOIN}from txnkv.storage import disarm\n{stopping}{WRITE_ROWS}"
+    one_chunk = WRITE_ROWS.replace("400", "200")  # a second one is looked for beside the write
+    code = f"{JOIN}from txnkv.storage import disarm\n{stopping}{one_chunk}"
     worker = children.start(code, store, str(txn.serialize()), "stage.written")
     worker.until_stopped()  # it has seen none of the keys
     txn.write("left", rows(1000, 400))
