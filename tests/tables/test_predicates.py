@@ -248,6 +248,34 @@ def test_predicates_are_checked_at_the_call(
         table.count(where=where)
 
 
+@pytest.mark.parametrize(
+    "wheres",
+    [
+        pytest.param([[("a", "=", 1)], [("a", "=", 300)], [("a", "=", 1 << 20)]], id="of the key"),
+        pytest.param([[("b", "=", "a")], [("b", "=", "\u00e9")], [("b", "=", 5)]], id="of texts"),
+        pytest.param([[("i", "=", 5)], [("i", "=", None)], [("i", "=", True)]], id="null"),
+        pytest.param([[("i", "in", [5])], [("i", "in", [])], [("i", "in", [None, 5])]], id="in"),
+        pytest.param([[("i", "in", (5, 5))], [("i", "in", "5")], [("i", "in", 5)]], id="in what"),
+        pytest.param([[("f", "=", 0.5)], [("f", "=", float("nan"))]], id="of floats"),
+        pytest.param([[("b", "=", "a")], ["b=a"], [["b", "=", "a"]], [{1, 2, 3}]], id="no tuples"),
+        pytest.param([[("a", "=", 1), ("b", ">", "a")], [("a", "=", 1), "b>a"]], id="the second"),
+    ],
+)
+def test_the_shape_of_conditions_says_nothing_of_their_constants(wheres: list[Any]) -> None:
+    def outcome(where: Any, schema: txnkv.Schema) -> Any:
+        try:
+            found = predicate.parse(where, schema)
+            parts = [(p.column, p.op, p.type, p.constants) for p in found.predicates]
+            return repr(parts), found.first, found.shape
+        except (TypeError, txnkv.SchemaError) as error:
+            return type(error), str(error)
+
+    schema = txnkv.Schema(TYPES, primary_key=["a", "b"])
+    for where in [*wheres, *wheres]:
+        fresh = txnkv.Schema(TYPES, primary_key=["a", "b"])  # to which no shape came up before
+        assert outcome(where, schema) == outcome(where, fresh)
+
+
 @pytest.mark.parametrize("op", [*COMPARE, "in"])
 def test_nan_compares_as_in_arrow(
     client: txnkv.Client, put: Any, op: str, monkeypatch: pytest.MonkeyPatch

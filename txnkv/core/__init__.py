@@ -21,7 +21,10 @@ belongs to one thread at a time unless it is only read.
 
 from txnkv.core import column_types, compute
 from txnkv.core.block import (
+    Zone,
     block_rows,
+    bloom_build,
+    bloom_probe,
     decode_block,
     decode_block_without,
     decode_key_block,
@@ -31,6 +34,7 @@ from txnkv.core.block import (
     lower_bound_in,
     match_block,
     verify_block,
+    zone,
 )
 from txnkv.core.codec import KeyCodec, key_codec, successor
 from txnkv.core.column_texts import (
@@ -64,7 +68,6 @@ from txnkv.core.column_types import (
     storage_type,
     type_name,
 )
-from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
 from txnkv.core.kafka_records import decode_records, encode_records
 from txnkv.core.keys import (
     Keys,

@@ -202,6 +202,9 @@ class KeyCodec:
             TypeError: a value is not of its column's type.
             ValueError: there are too many, or one is out of its type's range.
         """
+        if values and (known := self._at_sight.beginning(tuple(values))) is not None:
+            prefix: bytes = known[0]
+            return prefix
         if len(values) > len(self._one):
             raise ValueError(f"{len(values)} values for a key of {len(self._one)} columns")
         codecs = self._one[: len(values)]

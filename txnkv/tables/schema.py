@@ -141,6 +141,7 @@ class Schema:
         self.next_id = len(self.columns)
         self.before: dict[str, Before] = {}
         self.indexes: tuple[IndexInfo, ...] = ()
+        self.shapes: dict[Any, Any] = {}  # see `read.predicate`
         self._check_key()
         self.arrow: pa.Schema = pa.schema(
             [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]
@@ -163,9 +164,8 @@ class Schema:
             )
         kind = self.arrow.field(self.position(made.column)).type
         if not pa.types.is_timestamp(kind):
-            raise SchemaError(
-                f"ttl goes by a column of timestamps, and {made.column!r} is {type_name(kind)}"
-            )
+            made_of = f"{made.column!r} is {type_name(kind)}"
+            raise SchemaError(f"ttl goes by a column of timestamps, and {made_of}")
         return made
 
     @classmethod

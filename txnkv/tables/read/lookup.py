@@ -180,8 +180,13 @@ def _of_entries(
     if entries is None:
         return None
     found: list[dict[str, Any] | None] = []
+    look, at = writer.reader.get, view.snapshot
+    alone = view.own is None and view.txn_id is None and view.reads is None
     for entry in entries:
-        row = get(tables, writer, view, index.row_key(tuple(entry.values())))
+        key = index.row_key(tuple(entry.values()))
+        row = look(key, at, None) if alone else NotImplemented
+        if row is NotImplemented:
+            row = get(tables, writer, view, key)
         found.append(row)
         if len(found) % _SAMPLED == 0 and row is not None:
             left -= _SAMPLED * text_bytes(row)
@@ -201,8 +206,8 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         HistoryExpiredError: the snapshot is older than the history.
     """
     filter, limit = asked.filter, asked.limit
-    is_range = filter.is_key_range(asked.table.schema)
-    if view.txn_id is not None or not (is_range or filter.is_of_values(asked.table.schema)):
+    is_range = filter.shape.is_key_range
+    if view.txn_id is not None or not (is_range or filter.shape.is_of_values):
         return None
     try:
         index = None if is_range else scan.chosen_index(tables, asked)
@@ -222,6 +227,9 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     rows = rows[:limit]
     if asked.columns == tuple(asked.table.schema.columns):
         return rows
+    if len(asked.columns) == 1:
+        (name,) = asked.columns
+        return [{name: row[name]} for row in rows]
     return [{name: row[name] for name in asked.columns} for row in rows]
 
 
@@ -233,22 +241,22 @@ def _few_by_key(
     tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
     if (asked.ordered and len(tablets) > 1) or _are_own(view, tablets):
         return None
-    bounds = rows_of.beginning(first) if first else None
-    ranges = (
-        asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
-        if bounds is None
-        else [KeyRange(*bounds)]
-    )
-    if most == core.FEW and any(each.low is None or each.high is None for each in ranges):
-        return None
-    if most == 0 or all(each.empty for each in ranges):
+    ranges: list[tuple[bytes | None, bytes | None]]
+    if first and (beginning := rows_of.beginning(first)) is not None:
+        ranges = [beginning]
+    else:
+        of_keys = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
+        ranges = [each for each in of_keys if not each.empty]
+    if most == 0 or not ranges:
         return None  # a plan has nothing to read either
+    if most == core.FEW and any(None in each for each in ranges):
+        return None
     rows: list[dict[str, Any]] = []
     for tablet in tablets:
-        for each in ranges:
-            if each.empty or (most < core.FEW and len(rows) >= most):
-                continue
-            found = point.find_dicts(tables, tablet, rows_of, view, each.low, each.high, most)
+        for low, high in ranges:
+            if most < core.FEW and len(rows) >= most:
+                break
+            found = point.find_dicts(tables, tablet, rows_of, view, low, high, most)
             if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -21,8 +20,12 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
+from txnkv.tables.read.expressions import columns_of, entries_of
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_index import TableIndex
+
+Said: TypeAlias = tuple[tuple[str, str], ...]
+"""Columns and operators."""
 
 Where: TypeAlias = Any
 """A list of (column, op, value) and pyarrow.compute expressions, one expression, or None."""
@@ -36,16 +39,19 @@ _COMPARE: Final = {
     ">=": ("greater_equal", operator.ge),
 }
 """Operators as functions of Arrow, and of Python."""
-_OPERATORS: Final = {("==" if op == "=" else op): its for op, (_, its) in _COMPARE.items()}
-"""By the text of an Arrow expression."""
 _ORDER: Final = ("<", "<=", ">", ">=")
 _OF_NULLS: Final = ("is null", "is not null")
 OPERATORS: Final = (*_COMPARE, "in", *_OF_NULLS)
+_MOST_VALUES: Final = 64
+"""Values of "in", of which each has a range of keys of its own."""
+_ENTRIES: Final = (tuple, list)
+_MOST_SHAPES: Final = 256
+"""Kept by a schema."""
 
 
-@dataclass(frozen=True)
+@dataclass  # frozen ones are made in twice the time, a part of that of a short scan
 class Predicate:
-    """One condition on a column.
+    """One condition on a column. Not to be changed.
 
     Attributes:
         type: of the column.
@@ -64,11 +70,15 @@ class Predicate:
         given = self.given
         return pa.array(given, self.type) if isinstance(given, tuple) else given
 
-    @cached_property
+    @property
     def constants(self) -> tuple[Any, ...]:
         """The constants as values of Python."""
         given = self.given
-        return given if isinstance(given, tuple) else tuple(given.to_pylist())
+        return given if isinstance(given, tuple) else self._listed
+
+    @cached_property
+    def _listed(self) -> tuple[Any, ...]:
+        return tuple(self.values.to_pylist())
 
     @cached_property
     def keys(self) -> tuple[bytes, ...] | None:
@@ -165,24 +175,83 @@ class KeyRange(NamedTuple):
         return KeyRange(max(lows, default=None), min(highs, default=None))
 
 
-@dataclass(frozen=True)
+class Shape(NamedTuple):
+    """All that the columns and operators of predicates tell, whatever the constants; a schema keeps
+    those that came up.
+
+    Attributes:
+        kinds: types of the predicates' columns.
+        columns: that it needs to see, in the order of the schema.
+        first: so many predicates, the first ones, want one value each of the first columns of the
+            key, and no other wants more of it.
+        is_key_range: all rows in the key range satisfy it, so that no row need be looked at.
+        is_of_values: `among` knows, of values that Python compares as Arrow does.
+        several: there is an "in".
+        floating: a constant may be NaN, of which all is otherwise.
+        narrow: how narrow the ranges of some keys are (`narrowness`), where none is floating.
+    """
+
+    kinds: tuple[pa.DataType, ...]
+    columns: tuple[str, ...]
+    first: int
+    is_key_range: bool
+    is_of_values: bool
+    several: bool
+    floating: bool
+    narrow: dict[tuple[str, ...], int]
+
+    @classmethod
+    def of(cls, schema: Schema, said: Said, seen: Iterable[str], *, expression: bool) -> Shape:
+        """The shape of some columns and operators.
+
+        Args:
+            seen: other columns, that an expression beside them needs to see.
+        """
+        wanted = {*seen, *(name for name, _ in said)}
+        columns = tuple(name for name in schema.names if name in wanted)  # in order: by place, too
+        kinds = tuple(schema.columns[name].type for name, _ in said)
+        of_values = not expression and not any(
+            pa.types.is_floating(kind)
+            or kind == core.JSON
+            or getattr(kind, "tz", None) not in (None, "UTC")  # Python compares what clocks show
+            for kind in kinds
+        )
+        return cls(
+            kinds,
+            columns,
+            0 if expression else _first(said, schema.primary_key),
+            not expression and _is_key_range(said, schema),
+            of_values,
+            any(op == "in" for _, op in said),
+            any(map(pa.types.is_floating, kinds)),
+            {},
+        )
+
+
+_EVERYTHING: Final = Shape((), (), 0, True, True, False, False, {})
+
+
+@dataclass
 class Filter:
-    """The conditions of a scan on a row.
+    """The conditions of a scan on a row. Not to be changed.
 
     Attributes:
         predicates: ANDed.
         expression: an Arrow expression, applied after them.
-        columns: what it needs to see.
+        shape: what is known of them without their constants.
         first: values of the first columns of the key, known at sight, where it asks for no more of
             the key.
-        whole: nor for anything else.
     """
 
     predicates: tuple[Predicate, ...] = ()
     expression: pc.Expression | None = None
-    columns: tuple[str, ...] = ()
+    shape: Shape = _EVERYTHING
     first: tuple[Any, ...] = ()
-    whole: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it needs to see."""
+        return self.shape.columns
 
     def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
         """The range of encoded keys outside of which nothing satisfies it."""
@@ -190,7 +259,7 @@ class Filter:
 
     def key_ranges(self, schema: Schema, codec: core.KeyCodec) -> list[KeyRange]:
         """The same in pieces, ascending: one for each of a few values."""
-        choices = _spread(self.predicates, schema.primary_key)
+        choices = self._choices(schema.primary_key)
         ranges = [_key_range(one, schema.primary_key, codec) for one in choices]
         return ranges if len(ranges) == 1 else sorted(ranges, key=lambda each: each.low or b"")
 
@@ -198,41 +267,30 @@ class Filter:
         """The ranges of an index's keys outside of which nothing satisfies it, and how narrow they
         are (`narrowness`); None where the index lacks rows that may, or does not help.
         """
-        refusing = {p.column for p in self.predicates if p.op != "is null"}
-        if index.nullable and not refusing.issuperset(index.columns):
+        choices = self._choices(index.key)
+        spread = choices[0] is not self.predicates
+        narrow = narrowness(choices[0], index.key) if spread else self.narrowness(index.key)
+        if not narrow:
             return None
-        choices = _spread(self.predicates, index.key)
-        narrow = narrowness(choices[0], index.key)
+        if index.nullable:
+            refusing = {p.column for p in self.predicates if p.op != "is null"}
+            if not refusing.issuperset(index.columns):
+                return None
         codec = index.tablet.codec
-        return (narrow, [_key_range(one, index.key, codec) for one in choices]) if narrow else None
+        return narrow, [_key_range(one, index.key, codec) for one in choices]
 
-    def is_key_range(self, schema: Schema) -> bool:
-        """True when all rows in the key range satisfy it, so that no row need be looked at."""
-        if self.whole:
-            return True
-        if self.expression is not None:
-            return False
-        left = len(self.predicates)
-        for name in schema.primary_key:
-            mine = [p for p in self.predicates if p.column == name]
-            left -= len(mine)
-            if pa.types.is_floating(schema.columns[name].type) and mine:
-                return False  # NaN has a place among keys, and satisfies nothing
-            if len(mine) != 1 or mine[0].op != "=":
-                return left == 0 and all(p.op in _ORDER for p in mine)
-        return left == 0
+    def _choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
+        return _spread(self.predicates, key) if self.shape.several else [self.predicates]
 
-    def is_of_values(self, schema: Schema) -> bool:
-        """True when `among` knows, of values that Python compares as Arrow does."""
-        if self.expression is not None:
-            return False
-        kinds = (schema.columns[name].type for name in self.columns)
-        return not any(
-            pa.types.is_floating(kind)
-            or kind == core.JSON
-            or getattr(kind, "tz", None) not in (None, "UTC")  # Python compares what clocks show
-            for kind in kinds
-        )
+    def narrowness(self, key: tuple[str, ...]) -> int:
+        """See the function of this name."""
+        shape = self.shape
+        if shape.floating:
+            return narrowness(self.predicates, key)
+        known = shape.narrow.get(key)
+        if known is None:
+            known = shape.narrow[key] = narrowness(self.predicates, key)
+        return known
 
     def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of some rows that satisfy the predicates."""
@@ -278,6 +336,8 @@ def parse(where: Where, schema: Schema) -> Filter:
     """
     if where is None:
         return Filter()
+    if where.__class__ is list and (known := _known(where, schema)) is not None:
+        return known
     if isinstance(where, pc.Expression):
         where = [where]
     if not isinstance(where, list) and (
@@ -291,7 +351,7 @@ def parse(where: Where, schema: Schema) -> Filter:
     predicates, columns = [], []
     for entry in where:
         if isinstance(entry, pc.Expression):
-            needed = _columns_of(entry, schema)
+            needed = columns_of(entry, schema)
             if (same := _as_predicates(entry, schema)) is not None:
                 predicates += same
                 continue
@@ -299,74 +359,74 @@ def parse(where: Where, schema: Schema) -> Filter:
             expression = entry if expression is None else expression & entry
         else:
             predicates.append(_predicate(entry, schema))
-    first = () if expression is not None else _first(predicates, schema.primary_key)
-    if first and len(first) == len(predicates):
-        return Filter(tuple(predicates), None, schema.primary_key[: len(first)], first, True)
-    seen = {*columns, *(p.column for p in predicates)}
-    names = tuple(name for name in schema.names if name in seen)  # in order: by place, too
-    return Filter(tuple(predicates), expression, names, first)
+    said = tuple((p.column, p.op) for p in predicates)
+    shape = Shape.of(schema, said, columns, expression=expression is not None)
+    if expression is None:
+        if len(schema.shapes) >= _MOST_SHAPES:
+            schema.shapes.clear()
+        schema.shapes[said] = shape
+    return _filter(predicates, expression, shape)
 
 
-def _first(predicates: Sequence[Predicate], key: Sequence[str]) -> tuple[Any, ...]:
-    """The values that the first predicates want of the first columns of a key, one each; () where
-    others want more of it, or one is of a type whose values are not compared as bytes.
+def _known(where: list[Any], schema: Schema) -> Filter | None:
+    """The filter of comparisons whose constants are seen to fit, of a shape that came up before;
+    None for all else.
     """
-    found = []
-    for p, name in zip(predicates, key, strict=False):
-        if p.column != name or p.op != "=" or p.given.__class__ is not tuple:
+    try:
+        said = [(name, op) for name, op, _ in where]
+        shape: Shape | None = schema.shapes.get(tuple(said))
+    except (TypeError, ValueError):  # entries of another form, which are told about elsewhere
+        return None
+    if shape is None:
+        return None
+    predicates = []
+    for entry, kind in zip(where, shape.kinds, strict=True):
+        name, op, value = entry
+        given = _at_sight(kind, op, value)
+        if given is None or entry.__class__ not in _ENTRIES:
+            return None
+        predicates.append(Predicate(name, op, kind, given))
+    return _filter(predicates, None, shape)
+
+
+def _filter(
+    predicates: Sequence[Predicate], expression: pc.Expression | None, shape: Shape
+) -> Filter:
+    first = []
+    for p in predicates[: shape.first]:
+        if p.given.__class__ is not tuple:  # of a type whose values are not compared as bytes
+            return Filter(tuple(predicates), expression, shape)
+        first.append(p.given[0])
+    return Filter(tuple(predicates), expression, shape, tuple(first))
+
+
+def _first(said: Said, key: Sequence[str]) -> int:
+    """See `Shape`."""
+    found = 0
+    for each, name in zip(said, key, strict=False):
+        if each != (name, "="):
             break
-        found.append(p.given[0])
-    for p in predicates[len(found) :]:
-        if p.column in key:
-            return ()
-    return tuple(found)
+        found += 1
+    return 0 if any(name in key for name, _ in said[found:]) else found
 
 
-def _columns_of(where: pc.Expression, schema: Schema) -> list[str]:
-    """The columns that an expression needs to see, in the order of the schema.
-
-    It is refused at the call, and not when the first block is read. Arrow tells by its text alone
-    of what it is made: more columns may be found there than are meant, none by their place.
-
-    Raises:
-        SchemaError: it does not fit the columns.
-    """
-    text, failed = str(where), None
-    some = [name for name in schema.names if name in text]
-    for names in ([] if "FieldPath(" in text else [some]) + [schema.names]:
-        try:
-            row = [pa.nulls(1, schema.columns[name].type) for name in names]
-            pa.record_batch(row, names=names).filter(where)
-            return list(names)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            failed = error
-    raise SchemaError(f"the expression {where} does not fit the table's columns: {failed}")
-
-
-_SIMPLE: Final = re.compile(r'\((\w+) (==|!=|<=|>=|<|>) (?:(-?\d+)|"([^"\\]*)")\)')
+def _is_key_range(said: Said, schema: Schema) -> bool:
+    """See `Shape`."""
+    left = len(said)
+    for name in schema.primary_key:
+        mine = [op for column, op in said if column == name]
+        left -= len(mine)
+        if pa.types.is_floating(schema.columns[name].type) and mine:
+            return False  # NaN has a place among keys, and satisfies nothing
+        if mine != ["="]:
+            return left == 0 and all(op in _ORDER for op in mine)
+    return left == 0
 
 
 def _as_predicates(where: pc.Expression, schema: Schema) -> list[Predicate] | None:
-    """The same as predicates, which pick keys and blocks: of comparisons of integers and strings
-    with constants, ANDed; None for all else.
-
-    They are taken from its text, and made into an expression again that must be equal.
-    """
-    entries: list[tuple[str, str, int | str]] = [
-        (name, op, int(number) if number else text)
-        for name, op, number, text in _SIMPLE.findall(str(where))
-    ]
-    conditions = [_OPERATORS[op](pc.field(name), value) for name, op, value in entries]
-    if not entries or not reduce(operator.and_, conditions).equals(where):
-        return None
     try:
-        kinds = [schema.columns[name].type for name, _, _ in entries]
-        if not all(pa.types.is_integer(kind) or pa.types.is_string(kind) for kind in kinds):
-            return None
-        return [
-            _predicate((name, "=" if op == "==" else op, value), schema)
-            for name, op, value in entries
-        ]
+        entries = entries_of(where, schema)
+        return None if entries is None else [_predicate(entry, schema) for entry in entries]
     except SchemaError:  # a constant that the column cannot hold, though they can be compared
         return None
 
@@ -380,8 +440,8 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     if op not in OPERATORS:
         hint = ": write '='" if op == "==" else ""
         raise SchemaError(f"{op!r} is no operator{hint}; there are {', '.join(OPERATORS)}")
-    if len(entry) == 3 and op in _COMPARE and _fits(kind, entry[2]):
-        return Predicate(name, op, kind, (entry[2],))
+    if len(entry) == 3 and (at_sight := _at_sight(kind, op, entry[2])) is not None:
+        return Predicate(name, op, kind, at_sight)
     if (op in _OF_NULLS) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
     values: pa.Array | tuple[Any, ...]
@@ -413,6 +473,15 @@ _BOUNDS: Final = {
 }
 
 
+def _at_sight(kind: pa.DataType, op: str, value: Any) -> tuple[Any, ...] | None:
+    """The constants of a comparison, where they are seen to fit; None: they are to be tried."""
+    if op in _COMPARE:
+        return (value,) if _fits(kind, value) else None
+    if op == "in" and value.__class__ in (list, tuple) and len(value) <= _MOST_VALUES:
+        return tuple(value) if all(_fits(kind, each) for each in value) else None
+    return None
+
+
 def _fits(kind: pa.DataType, value: Any) -> bool:
     """Return True where a constant is seen to be of a type; others are tried."""
     if value.__class__ is str:
@@ -435,9 +504,6 @@ def narrowness(predicates: Sequence[Predicate], key: Sequence[str]) -> int:
     return narrow
 
 
-_MOST_VALUES: Final = 64
-
-
 def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple[Predicate, ...]]:
     """The same as several lists, one of which holds: of "in" for a first column each value."""
     equal = {p.column for p in predicates if p.op == "="}
@@ -445,7 +511,11 @@ def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple
     for p in predicates:
         if p.column != name or p.op != "in" or _is_nan(p):  # NaN narrows nothing
             continue
-        if p.keys and len(p.keys) <= _MOST_VALUES:
+        if p.given.__class__ is tuple:
+            if p.given:
+                alone = dict.fromkeys(p.given)
+                return [(*predicates, Predicate(name, "=", p.type, (one,))) for one in alone]
+        elif p.keys and len(p.keys) <= _MOST_VALUES:
             places = {encoded: i for i, encoded in enumerate(p.keys)}.values()
             return [
                 (*predicates, Predicate(name, "=", p.type, p.values.slice(i, 1))) for i in places
@@ -458,15 +528,15 @@ def _key_range(
 ) -> KeyRange:
     equal: list[Any] = []
     for name in key:
-        mine = [p for p in predicates if p.column == name]
-        fixed = next((p for p in mine if p.op == "=" and not _is_nan(p)), None)
+        mine = [p for p in predicates if p.column == name and not _is_nan(p)]
+        fixed = next((p for p in mine if p.op == "="), None)
         if fixed is not None:
             equal.append(fixed.constants[0])
             continue
         low = codec.encode_prefix(equal) if equal else None
         high = core.successor(low) if low is not None else None
         for p in mine:
-            if p.op in _ORDER and not _is_nan(p):
+            if p.op in _ORDER:
                 bound = codec.encode_prefix([*equal, p.constants[0]])
                 past = _past(bound, codec, len(equal) + 1)
                 if p.op == ">=":
@@ -493,4 +563,6 @@ def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
 
 def _is_nan(predicate: Predicate) -> bool:
     """Return True when a constant of it is NaN."""
+    if isinstance(predicate.given, tuple):
+        return False  # seen to be of another type
     return pa.types.is_floating(predicate.type) and any(map(math.isnan, predicate.constants))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
 from txnkv.storage import go_on
 from txnkv.tables.read.point import find_range, find_rows
-from txnkv.tables.read.predicate import Filter, KeyRange, Where, narrowness, parse
+from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
     Masks,
@@ -317,8 +317,7 @@ def plan_parts(view: TabletView, key_range: KeyRange, most: int | None = None) -
     return parts
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A checked scan request, not yet bound to a snapshot.
 
     Attributes:
@@ -410,7 +409,7 @@ def plan(
         for tablet, key_range in ranges:
             view.reads.add_range(tablet.id, key_range.low, key_range.high)
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
-    if filter.is_key_range(asked.table.schema):
+    if filter.shape.is_key_range:
         filter = Filter()
     most = asked.limit if filter.is_empty else None
 
@@ -493,20 +492,22 @@ def _found_by(
 def chosen_index(tables: Tables, asked: Request) -> tuple[TableIndex, Sequence[KeyRange]] | None:
     """The index that narrows a filter most, as much as the key at least, and its keys' ranges."""
     schema, filter = asked.table.schema, asked.filter
-    if not schema.indexes or not filter.predicates or filter.is_key_range(schema):
+    if not schema.indexes or not filter.predicates or filter.shape.is_key_range:
         return None
-    now = {each.table for each in tables.current(asked.table).schema.indexes if each.ready}
     best: tuple[TableIndex, Sequence[KeyRange]] | None = None
-    narrow = narrowness(filter.predicates, schema.primary_key)
+    narrow = filter.narrowness(schema.primary_key)
     if narrow == 2 * len(schema.primary_key):
         return None  # one row at most
     try:
-        indexes = tables.indexes(asked.table) if now else ()
+        indexes = tables.indexes(asked.table)
     except SchemaChangedError:  # the snapshot had one that was dropped since
         return None
     for index in indexes:
-        found = filter.index_ranges(index) if index.ready and index.info.table in now else None
-        if found is not None and found[0] >= narrow + (best is not None):
+        found = filter.index_ranges(index) if index.ready else None
+        if found is None or found[0] < narrow + (best is not None):
+            continue
+        now = tables.current(asked.table).schema.indexes
+        if any(each.ready and each.table == index.info.table for each in now):
             narrow, best = found[0], (index, found[1])
     return best
 
