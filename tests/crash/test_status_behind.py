@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -155,7 +156,7 @@ def test_a_table_whose_tablets_are_gone(store_path: Path) -> None:
     with txnkv.connect(store_path) as client:
         client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"])).insert((1,))
         internals.status(client).checkpoint()
-    with sqlite3.connect(store_path / "status.db") as database:
+    with closing(sqlite3.connect(store_path / "status.db", isolation_level=None)) as database:
         database.execute("DELETE FROM tablets")
     with (
         pytest.raises(txnkv.CorruptionError, match=r"status\.db: table 't' has no tablets"),
@@ -169,13 +170,13 @@ def test_a_clock_with_nulls_is_damage(store_path: Path) -> None:
     with txnkv.connect(store_path) as client:
         client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
         internals.status(client).checkpoint()
-    with sqlite3.connect(store_path / "status.db") as database:
+    with closing(sqlite3.connect(store_path / "status.db", isolation_level=None)) as database:
         database.execute("PRAGMA writable_schema = ON")
         database.execute(
             "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'clock_row'"
         )
         database.execute("PRAGMA schema_version = 999")
-    with sqlite3.connect(store_path / "status.db") as database:
+    with closing(sqlite3.connect(store_path / "status.db", isolation_level=None)) as database:
         database.execute("UPDATE clock_row SET last_commit = NULL")
     with pytest.raises(txnkv.CorruptionError, match=r"status\.db: nulls in"):
         txnkv.connect(store_path)

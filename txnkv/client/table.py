@@ -329,7 +329,7 @@ class Table(Closing):
         """
         connection = self._connection
         connection.require_open()
-        if isinstance(snapshot, Snapshot):
+        if snapshot is not None and isinstance(snapshot, Snapshot):
             snapshot.require_open()
         info = self._at(snapshot)
         return Scan.over(
