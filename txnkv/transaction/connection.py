@@ -295,7 +295,7 @@ class Connection:
         """
         coordinator = self.instance.coordinator
         if at is None:
-            return coordinator.latest()
+            return coordinator.log.latest()
         if isinstance(at, datetime):
             return coordinator.snapshot_at(Timestamp.from_datetime(at))
         if isinstance(at, int):

@@ -224,7 +224,7 @@ class Scan(Closing):
     @brief
     def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
         engine = self._connection.instance.engine
-        pin = engine.store.runtime.hold_snapshot(view.snapshot)
+        pin = engine.log.runtime.hold_snapshot(view.snapshot)
         try:
             engine.log.latest()  # what was given up before the pin was there is known from here on
             asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
