@@ -49,6 +49,23 @@ def test_who_joins_has_written_at_the_end_of_its_block_and_at_its_close(store_pa
     run(store_path, work)
 
 
+def test_a_restore_waits_for_a_call_of_its_transaction_that_was_cancelled(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        before = (await client.snapshot()).timestamp
+        async with client.transaction() as txn:
+            goes_on = threading.Event()
+            waiting = asyncio.ensure_future(txn._turn(goes_on.wait, 5))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            restoring = asyncio.ensure_future(table.restore(before, txn))
+            await asyncio.wait((restoring,), timeout=0.1)
+            assert not restoring.done()
+            goes_on.set()
+            await restoring
+
+    run(store_path, work)
+
+
 def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
         async with client.transaction() as txn:

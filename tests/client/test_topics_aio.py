@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -225,6 +226,43 @@ def test_a_member_of_a_group(run: Any) -> None:
             assert [message.value for message in await member.poll(timeout=30)] == [b"b"]
             await member.rewind()
             assert (member.partitions, await member.lag()) == ([0], 0)
+
+    run(work)
+
+
+def test_a_commit_of_positions_waits_for_a_poll_that_was_cancelled(run: Any) -> None:
+    """It committed what that poll had and nobody was given."""
+
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        has, goes_on = threading.Event(), threading.Event()
+
+        async with (
+            await client.consumer(topic, group="g") as member,
+            await client.new_session("auto_sync") as session,
+        ):
+            await session.send(topic, b"a")
+            assert [m.value for m in await member.poll(timeout=30)] == [b"a"]
+            poll = member.blocking.poll
+
+            def slow(**options: Any) -> Any:
+                found = poll(**options)
+                has.set()
+                goes_on.wait(5)
+                return found
+
+            member.blocking.poll = slow  # type: ignore[method-assign]
+            await session.send(topic, b"b")
+            polling = asyncio.ensure_future(member.poll(timeout=30))
+            await asyncio.to_thread(has.wait)
+            polling.cancel()
+            async with client.transaction() as txn:
+                committing = asyncio.ensure_future(member.commit(txn))
+                await asyncio.wait((committing,), timeout=0.1)
+                goes_on.set()
+                await committing
+            assert await member.committed() == {0: 1}
+            assert [m.value for m in await member.poll(timeout=30)] == [b"b"]
 
     run(work)
 

@@ -220,7 +220,8 @@ class AsyncTable(ClosingWrapper[Table]):
 
     async def restore(self, to: At, txn: AsyncTransaction | None = None) -> WriteResult:
         """Give the table the rows of a time; see `txnkv.Table.restore`."""
-        return await self._calls(self.blocking.restore, to, txn and txn.blocking)
+        calls = self._calls if txn is None else txn._turn
+        return await calls(self.blocking.restore, to, txn and txn.blocking)
 
     async def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None
@@ -391,9 +392,9 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
         commit = self.blocking.commit
         if txn is None:
             await self._waiting.now(commit)
-        else:
-            blocking = txn.blocking
-            await txn._turn(self._waiting._settled, commit, blocking)
+        else:  # the turns of both: a poll that was cancelled may be under way
+            settled = (commit, txn.blocking)
+            await txn._turn(self._turn._alone, self._waiting._settled, settled, {})
 
 
 class AsyncSubscription(_Held[Subscription]):
