@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -234,3 +236,28 @@ def test_a_name_whose_epochs_are_used_up_has_another_number(client: txnkv.Client
     second = attempts.claim_name(client, "n")
     assert second.id != first.id
     assert second.epoch == 0
+
+
+def test_threads_of_one_client_that_begin_at_once(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim of the first was set over that of the second, and the client was locked out."""
+    move, moved = attempts._move, threading.Event()
+
+    def slowly(*what: Any) -> bool:
+        found = move(*what)
+        if moved.is_set():
+            moved.clear()
+        else:
+            moved.set()
+            time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(attempts, "_move", slowly)
+    with ThreadPoolExecutor(1) as others:
+        first = others.submit(client.new_transaction, name="n")
+        assert moved.wait(10)
+        client.new_transaction(name="n").rollback()
+        first.result().rollback()
+    client.new_transaction(name="n").rollback()
+    assert [row["epoch"] for row in client.table(NAMES_TABLE).scan()] == [0]

@@ -230,7 +230,9 @@ def test_a_member_of_a_group(run: Any) -> None:
     run(work)
 
 
-def test_a_commit_of_positions_waits_for_a_poll_that_was_cancelled(run: Any) -> None:
+def test_a_commit_of_positions_waits_for_a_poll_that_was_cancelled(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It committed what that poll had and nobody was given."""
 
     async def work(client: AsyncClient) -> None:
@@ -251,7 +253,7 @@ def test_a_commit_of_positions_waits_for_a_poll_that_was_cancelled(run: Any) -> 
                 goes_on.wait(5)
                 return found
 
-            member.blocking.poll = slow  # type: ignore[method-assign]
+            monkeypatch.setattr(member.blocking, "poll", slow)
             await session.send(topic, b"b")
             polling = asyncio.ensure_future(member.poll(timeout=30))
             await asyncio.to_thread(has.wait)

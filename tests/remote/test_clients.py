@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from tools.forked import Popen
 from txnkv.remote import remote_client
+from txnkv.remote.remote_transaction import RemoteTransaction
 from txnkv.server import Server
 
 Remote = Callable[..., txnkv.Client]
@@ -567,3 +570,19 @@ def test_a_successor_under_a_name(store: txnkv.Client, remote: Remote) -> None:
     with remote().transaction(name="n") as txn:
         txn.insert("t", (7, "begun anew"))
     assert [row["id"] for row in store.table("t").scan(ordered=True)] == [2, 4, 5, 6, 7]
+
+
+def test_threads_that_begin_under_a_name_at_once(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client was locked out of its name by the claim of its own that came later."""
+    client, told, late = remote(), RemoteTransaction._learn, [0.3, 0.0]
+
+    def slowly(txn: RemoteTransaction, about: Any) -> None:
+        time.sleep(late.pop(0) if late else 0)
+        told(txn, about)
+
+    monkeypatch.setattr(RemoteTransaction, "_learn", slowly)
+    at_once(*[lambda: client.new_transaction(name="n").rollback()] * 2)
+    client.new_transaction(name="n").rollback()
+    assert [row["epoch"] for row in client.table("transaction_names").scan()] == [0]

@@ -144,7 +144,7 @@ def begin_transaction(
     """
     rest = dict(options) | more
     name, claims = rest.pop("name", None), rest.pop("claims", connection.claims)
-    via, seen, parts = rest.pop("via", ""), rest.pop("seen", None), rest.pop("parts", {})
+    told = _Begin(rest.pop("via", ""), rest.pop("seen", None), rest.pop("parts", {}))
     if name is None:
         return Transaction.begin(connection, **rest)
     if not isinstance(name, str) or not name:
@@ -152,7 +152,10 @@ def begin_transaction(
     if rest.get("spare") is not None:  # it may take several, of which the last one counts
         raise ValueError("a transaction with a name begins with no id that was given before")
     connection.require_writable()
-    return _begin_named(connection, name, claims, _Begin(via, seen, parts), rest)
+    if claims is not connection.claims or name in claims:
+        return _begin_named(connection, name, claims, told, rest)
+    with connection.claiming:  # another thread may claim it now
+        return _begin_named(connection, name, claims, told, rest)
 
 
 class _Begin(NamedTuple):

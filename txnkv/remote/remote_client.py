@@ -42,6 +42,7 @@ from txnkv.remote.remote_handles import (
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
 from txnkv.remote.wire import arguments, like, remote_calls
+from txnkv.storage import new_lock
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -109,6 +110,7 @@ class RemoteClient(RemoteHandle, Client):
         self.addresses = (address,)
         self.is_open = True
         self.claims = {}
+        self.claiming = new_lock()
         self.tables()  # so that a wrong address or credential shows here
 
     def reference(self) -> list[Any]:
@@ -221,8 +223,10 @@ class RemoteClient(RemoteHandle, Client):
         """Return the options of a transaction with a name: that, and how it was claimed here."""
         if name is None:
             return {}
-        claim = self.claims.get(name)
-        return {"name": name, "claims": {} if claim is None else {name: claim}}
+        with self.claiming:
+            if name not in self.claims:
+                self._begin(DEFAULTS | {"name": name}).rollback()
+        return {"name": name, "claims": {name: self.claims[name]}}
 
     def _begin(self, options: dict[str, Any]) -> RemoteTransaction:
         self.require_writable()

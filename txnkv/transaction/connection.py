@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 from txnkv.coordinator import Timestamp
 from txnkv.core import RowReader
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
+from txnkv.storage import new_lock
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
@@ -176,6 +177,7 @@ class Connection:
         sessions: those outside of transactions.
         is_open: it was not closed.
         claims: by the names of its transactions: number and epoch, as they were claimed.
+        claiming: of who claims a name: of two that do at once, one would fence the other.
         addresses: of servers of the store, for the tokens that are made here.
         elsewhere: opens what a token names ("join", "open_scan", "open_diff") where the store is on
             another host; None: it is here.
@@ -190,6 +192,7 @@ class Connection:
         self.sessions: weakref.WeakSet[Endable] = weakref.WeakSet()
         self.is_open = True
         self.claims: dict[str, Any] = {}
+        self.claiming = new_lock()
 
     @property
     def path(self) -> str:
