@@ -281,6 +281,25 @@ def test_a_producer(run: Any) -> None:
     run(work)
 
 
+def test_a_cancelled_send_is_sent_all_the_same(run: Any) -> None:
+    """On its way to a thread, and while the producer waits for more."""
+
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        producer = await topic.producer(linger=0.3)
+        for n in range(40):
+            sending = asyncio.ensure_future(producer.send(b"%d" % n))
+            await asyncio.sleep(0.02 if n % 8 == 0 else 0)
+            sending.cancel()
+            await asyncio.wait((sending,))
+            assert sending.cancelled()
+        while await producer.sent() < 40:  # some may be on their way to a thread yet
+            await producer.flush()
+            await asyncio.sleep(0.01)
+
+    run(work)
+
+
 def test_readers_tell_how_far_they_are(run: Any) -> None:
     async def work(client: AsyncClient) -> None:
         topic = await client.create_topic("events", buffer="sidecar")

@@ -218,8 +218,9 @@ class InTurn:
             self._lock.release()
 
     async def submitted(self, fn: Callable[[], Future[T]]) -> T:
-        """Call what gives a future, and wait for that. Cancelled, the future goes on."""
-        return await asyncio.wrap_future(await self(fn))
+        """Call what gives a future, and wait for that. Cancelled, it is called and goes on."""
+        calling = asyncio.wrap_future(self._calls._submit(self._alone, fn, (), {}))
+        return await asyncio.shield(asyncio.wrap_future(await asyncio.shield(calling)))
 
     def _alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         with self._lock:
