@@ -84,7 +84,7 @@ BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
         "end_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
-        "claims", "info_of", "require_own",
+        "claiming", "claims", "info_of", "require_own",
     },
     "table": {"name", "schema", "info", "indexes", "close"},
     "scan": {"schema", "over", "close"},

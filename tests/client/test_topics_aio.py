@@ -196,9 +196,13 @@ def test_waiting_ends_when_something_comes_or_the_time_is_over(run: Any) -> None
             assert [message.value for message in await waiting] == [b"a"]
             assert await consumer.position(0) == 1
             await consumer.seek(0, 0)
+            async with client.transaction() as txn:
+                await txn.send(topic, b"b")
             async for message in consumer:
                 assert message.value == b"a"
+                assert await consumer.position(0) == 1
                 break
+            assert [message.value for message in await consumer.poll(timeout=30)] == [b"b"]
 
     run(work)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests.topics.reading_tools import drained
+from tests.topics.reading_tools import drained, looped
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -48,3 +48,26 @@ def test_what_is_taken_back_is_given_again(client: txnkv.Client, kind: Any, seed
                 assert [min(*pair) for pair in zip(known, counts, strict=True)] == at
         left = sum(counts) - sum(at)
         assert len(drained(consumer)) == left
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("order", ["offset", "commit", "serializable"])
+def test_a_loop_that_is_left_is_gone_on_with(client: txnkv.Client, order: Any, seed: int) -> None:
+    """What was polled and not given by the loop was passed over, and `position` was behind it."""
+    topic = client.create_topic("events", partitions=2)
+    for _ in range(10):
+        with client.transaction() as txn:
+            for number in (0, 1) if seed % 2 else (0, 0, 1):
+                txn.send(topic, b"", partition=number)
+    counts = [10, 10] if seed % 2 else [20, 10]
+    serial = order == "serializable"
+    looped(
+        topic.consumer("serializable") if serial else topic.consumer(order=order),
+        counts,
+        order,
+        seed,
+    )
+    member: Any = topic.consumer()
+    for message in member:
+        member.close()
+        assert message.offset == 0

@@ -362,7 +362,7 @@ class AsyncConsumer(_Held[Consumer]):
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
-            for message in await self.poll():
+            for message in self.blocking._each(await self.poll()):
                 yield message
 
 

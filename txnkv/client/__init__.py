@@ -31,6 +31,7 @@ from txnkv.client.backup import BackupReport as BackupReport
 from txnkv.client.backup import RestoreReport as RestoreReport
 from txnkv.client.backup import restore as restore
 from txnkv.client.client import Client as Client
+from txnkv.client.consumer import MESSAGE_COLUMNS as MESSAGE_COLUMNS
 from txnkv.client.consumer import Consumer as Consumer
 from txnkv.client.dump_files import DumpReport as DumpReport
 from txnkv.client.dump_files import dump as dump

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import pyarrow as pa
 
@@ -118,8 +118,8 @@ class Consumer(Closing):
         self._user: tuple[int, int] | None = None
         self._turn = 0
         self._gathering = new_rlock()
-        self._on_its_way = False
-        self._given: _Parts = []
+        self._given: list[Any] = []  # parts; messages, where the store is on another host
+        self._had: int | None = None  # so many of them the caller has; None: all
         self._again: _Parts = []  # was given, and taken back
         self._before: dict[int, int] = {}  # positions before what was given
         every = self._engine.partitions(topic)
@@ -162,7 +162,7 @@ class Consumer(Closing):
         for number, rows in self._poll(max_messages, timeout):
             codec = self._engine.codec_of(self._partitions[number])
             messages += messages_of(rows, number, txn_id, codec)
-        self._on_its_way = False  # nothing is called until the caller has them
+        self._had = None  # nothing is called until the caller has them
         return messages
 
     def poll_batch(
@@ -185,22 +185,35 @@ class Consumer(Closing):
         try:
             parts = [self._typed(_numbered(number, rows), codec) for number, rows in found]
         except CorruptionError:
-            self._on_its_way = False
+            self._had = None
             raise
         if not parts:
             return self._typed(pa.RecordBatch.from_pylist([], schema=MESSAGE_COLUMNS), codec)
         whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        self._on_its_way = False
+        self._had = None
         return whole
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages for ever, until the consumer is closed; it waits for what is not there yet."""
+        """Messages for ever, until the consumer is closed; it waits for what is not there yet.
+
+        A loop may be left and begun again, and may seek: what was polled and not given comes next.
+        """
         while not self._closed:
             try:
                 found = self.poll(timeout=None)
             except ClosedError:
                 return
-            yield from found
+            yield from self._each(found)
+
+    def _each(self, found: list[Message]) -> Iterator[Message]:
+        """Give what `poll` returned one by one, as long as nothing else is called for that moves
+        the consumer.
+        """
+        given = self._given
+        for self._had, message in enumerate(found, 1):
+            yield message
+            if self._given is not given or self._closed:
+                return
 
     # -- positions ---------------------------------------------------------------------
 
@@ -211,14 +224,15 @@ class Consumer(Closing):
 
     def position(self, partition: int) -> int:
         """Return the offset where this consumer goes on in a partition, after all that `poll` gave.
+        In a loop over the consumer, after all that the loop gave; in the order of commits, before
+        what was polled together with it.
 
         Raises:
             ValueError: it does not read this partition.
         """
         reader = self._reader(partition)
-        if self._on_its_way:
-            self._return_what_was_lost()
-        again = next((part for part in self._again if part[0] == partition), None)
+        waits = [] if self._had is None else _split(self._given, self._had)[1]
+        again = next((part for part in waits + self._again if part[0] == partition), None)
         if again is None:
             return reader.position
         first: int = again[1].column("offset")[0].as_py()
@@ -239,7 +253,7 @@ class Consumer(Closing):
 
     def unpoll(self) -> None:
         """Undo the last `poll` or `poll_batch`: the next one gives its messages again."""
-        self._again, self._given = self._given + self._again, []
+        self._again, self._given, self._had = self._given + self._again, [], None
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on elsewhere. The next `poll` says when there is nothing at this offset.
@@ -250,8 +264,7 @@ class Consumer(Closing):
         require_number("offset", offset, "messages", whole=True)
         if offset < 0:
             raise ValueError(f"offsets begin at 0, not {offset}")
-        if self._on_its_way:
-            self._return_what_was_lost()
+        self._return_what_was_lost()
         self._reader(partition).seek(offset)
         self._again = [part for part in self._again if part[0] != partition]
         self._given = [part for part in self._given if part[0] != partition]
@@ -443,24 +456,18 @@ class Consumer(Closing):
             else:
                 self._before = {number: reader.position for number, reader in self._readers.items()}
                 self._given = self._read(most)
-            self._on_its_way = bool(self._given)
+            self._had = 0
             return self._given
 
     @brief
     def _return_what_was_lost(self) -> None:
         with self._gathering:
-            if self._on_its_way:
-                self._on_its_way = False
-                self.unpoll()
+            if self._had is not None:
+                self._given, rest = _split(self._given, self._had)
+                self._again, self._had = rest + self._again, None
 
     def _taken_back(self, most: int) -> _Parts:
-        parts: _Parts = []
-        while self._again and most > 0:
-            number, rows = self._again.pop(0)
-            parts.append((number, rows.slice(0, most)))
-            if rows.num_rows > most:
-                self._again.insert(0, (number, rows.slice(most)))
-            most -= min(rows.num_rows, most)
+        parts, self._again = _split(self._again, most)
         return parts
 
     def _read(self, most: int) -> _Parts:
@@ -493,6 +500,18 @@ class Consumer(Closing):
             if most == 0 or len(readers) == 1 or (room := room - rows.nbytes) <= 0:
                 break
         return parts
+
+
+def _split(parts: _Parts, most: int) -> tuple[_Parts, _Parts]:
+    """The first messages, so many at most, and those behind."""
+    first, rest = [], []
+    for number, rows in parts:
+        if most > 0:
+            first.append((number, rows.slice(0, most)))
+        if rows.num_rows > most:
+            rest.append((number, rows.slice(most)))
+        most = max(most - rows.num_rows, 0)
+    return first, rest
 
 
 @lru_cache(8)

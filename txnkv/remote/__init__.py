@@ -4,7 +4,8 @@ address                 a folder or an address: which client it is
 channel                 requests, answers and heartbeats of one client
 wire                    the calls that there are, and the bytes that they are
 remote_client           the client
-remote_handles          tables, scans, topics and their readers and producers
+remote_handles          tables and scans
+remote_topics           topics and their readers and producers
 remote_session          rows and messages that wait
 remote_transaction      transactions
 

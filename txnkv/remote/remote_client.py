@@ -35,11 +35,11 @@ from txnkv.remote.remote_handles import (
     RemoteHandle,
     RemoteSnapshot,
     RemoteTable,
-    RemoteTopic,
     TokenScan,
     reader_of,
 )
 from txnkv.remote.remote_session import RemoteSession
+from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
 from txnkv.remote.wire import arguments, like, remote_calls
 from txnkv.storage import new_lock

@@ -21,7 +21,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call
-from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic
+from txnkv.remote.remote_handles import RemoteHandle, RemoteTable
+from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
