@@ -10,7 +10,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_ar
 import apsw
 
 from txnkv.coordinator import one
-from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError, UnavailableError
+from txnkv.errors import (
+    OffsetOutOfRangeError,
+    TopicNotFoundError,
+    UnavailableError,
+    require_number,
+)
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
@@ -29,6 +34,10 @@ MANY: Final = (SHARED, KEY_SHARED)
 DELAYED: Final = 1 << 61
 """From here on `until` of a lease that nobody has is a time of the wall clock: this, and then
 microseconds since 1970. Below it is monotonic, so that a clock that jumps ends no lease."""
+
+
+_MOST_SECONDS: Final = 1_000_000_000
+"""Far below `DELAYED`, and what waits of the interpreter take."""
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -167,10 +176,9 @@ def check(info: SubscriptionInfo) -> None:
         raise ValueError(f"a subscription's name is a non-empty string, not {info.name!r}")
     if info.type not in TYPES:
         raise ValueError(f"type is one of {', '.join(TYPES)}, not {info.type!r}")
-    if not info.lease_seconds > 0:
-        raise ValueError(f"lease_seconds is above 0, not {info.lease_seconds!r}")
-    if info.ack_timeout is not None and not info.ack_timeout > 0:
-        raise ValueError(f"ack_timeout is None or above 0, not {info.ack_timeout!r}")
+    _require_seconds("lease_seconds is above 0", info.lease_seconds)
+    if info.ack_timeout is not None:
+        _require_seconds("ack_timeout is None or above 0", info.ack_timeout)
     if info.ack_timeout is not None and info.type in MANY:
         raise ValueError(
             "ack_timeout is for exclusive subscriptions: shared ones have lease_seconds"
@@ -195,10 +203,16 @@ def check(info: SubscriptionInfo) -> None:
             "order='commit' of a topic with buffer='marker' is for exclusive and failover "
             "subscriptions without max_deliveries and ack_timeout"
         )
-    if not info.redelivery_delay >= 0:
-        raise ValueError(f"redelivery_delay is at least 0, not {info.redelivery_delay!r}")
+    if info.redelivery_delay != 0:
+        _require_seconds("redelivery_delay is at least 0", info.redelivery_delay)
     if info.dead_letter == info.topic.name:
         raise ValueError(f"{info} cannot be its own dead letter topic")
+
+
+def _require_seconds(rule: str, given: float) -> None:
+    require_number(rule.split()[0], given)
+    if not 0 < given <= _MOST_SECONDS:
+        raise ValueError(f"{rule} and at most {_MOST_SECONDS:,} seconds, not {given!r}")
 
 
 def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | None:

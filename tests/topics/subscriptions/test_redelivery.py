@@ -23,6 +23,18 @@ from txnkv.topics.messages.message import MessageId
 # -- negative acks, leases, dead letters -----------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "key_shared"])
+@pytest.mark.parametrize("offset", [1 << 63, 1 << 70, -(1 << 70)])
+def test_a_negative_ack_of_an_offset_that_no_log_has(
+    client: txnkv.Client, topic: txnkv.Topic, kind: Any, offset: int
+) -> None:
+    """It did not fit into a row of a shared subscription, which raised OverflowError."""
+    send(client, 0)
+    sub = topic.subscribe("s", kind)
+    sub.nack([take(sub), MessageId(0, offset)])
+    assert received(sub) == ["0"]
+
+
 @pytest.mark.parametrize("options", [{}, {"type": "shared"}, {"max_deliveries": 9}])
 def test_a_negative_ack_comes_back_after_its_delay(
     client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any]

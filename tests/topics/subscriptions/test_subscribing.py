@@ -100,6 +100,20 @@ def test_an_option_that_there_is_not_is_refused(topic: txnkv.Topic) -> None:
         topic.subscribe("s", id=7)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e9 + 1, float("nan"), -1])
+@pytest.mark.parametrize("option", ["lease_seconds", "ack_timeout", "redelivery_delay"])
+def test_times_that_no_clock_has_are_refused(
+    client: txnkv.Client, topic: txnkv.Topic, option: Any, seconds: float
+) -> None:
+    """They were kept, and from then on nothing could be received."""
+    options: Any = {option: seconds}
+    with pytest.raises(ValueError, match=f"{option} is .* at most 1,000,000,000 seconds, not"):
+        topic.subscribe("s", "exclusive" if option == "ack_timeout" else "shared", **options)
+    assert topic.subscriptions() == []
+    with pytest.raises(TypeError, match=f"{option} is a number of seconds"):
+        topic.subscribe("s", **{option: "7"})
+
+
 def test_a_dead_letter_topic_is_a_name(topic: txnkv.Topic) -> None:
     wrong: Any = topic
     with pytest.raises(TypeError, match="dead_letter is the name of a topic, not <Topic"):

@@ -60,6 +60,7 @@ declare_fault_point("leases.claimed", "messages are leased in status.db, nobody 
 _NEAR: Final = 1000
 """Offsets between two messages that are still read together."""
 
+_BEYOND: Final = 1 << 63
 _CLAIMED: Final = 500
 """Leases that are claimed anew at a time: how large their messages are shows later."""
 
@@ -446,6 +447,7 @@ class LeaseReader(DeliveryReader):
                 [
                     (until, self._info.id, partitions[number], offset, *self._place)
                     for number, offset in ids
+                    if -_BEYOND < offset < _BEYOND  # others are no offsets
                 ],
             )
 
