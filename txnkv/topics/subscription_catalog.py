@@ -293,6 +293,12 @@ def set_options(cur: apsw.Cursor, info: SubscriptionInfo, *, anew: bool = True) 
     )
 
 
+def provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+    """Make the dead letter topic where it was dropped; one that is there stays as it is."""
+    if info.dead_letter is not None and topic_catalog.find(cur, info.dead_letter) is None:
+        _provide_dead_letter(cur, info, info.dead_letter)
+
+
 def _provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo, name: str) -> None:
     topic = topic_catalog.get(cur, info.topic.name)
     found = topic_catalog.find(cur, name)

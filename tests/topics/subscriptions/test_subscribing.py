@@ -83,6 +83,23 @@ def test_a_dead_letter_topic_with_options_of_its_own_is_taken_as_it_is(
     assert received(dead.subscribe("look")) == ["0"]
 
 
+@pytest.mark.parametrize("named", [{"max_deliveries": 1}, {"dead_letter": "dead"}])
+def test_a_dead_letter_topic_that_was_dropped_is_made_again_where_it_is_named(
+    client: txnkv.Client, topic: txnkv.Topic, named: dict[str, Any]
+) -> None:
+    """It was not, as long as the options were those of before, and dead letters had no way out."""
+    send(client, 0)
+    topic.subscribe("s", max_deliveries=1, dead_letter="dead").close()
+    client.drop_topic("dead")
+    topic.subscribe("s").close()
+    assert client.topics() == ["events"]
+    sub = topic.subscribe("s", **named)
+    assert client.topics() == ["dead", "events"]
+    sub.nack(take(sub))
+    assert received(sub) == []
+    assert received(client.topic("dead").subscribe("look")) == ["0"]
+
+
 def test_options_that_are_not_named_stay(client: txnkv.Client, topic: txnkv.Topic) -> None:
     topic.subscribe("s", lease_seconds=5, max_deliveries=3, redelivery_delay=2).close()
     topic.subscribe("s").close()

@@ -99,7 +99,8 @@ class Subscriptions:
             info = (known or SubscriptionInfo(0, topic, name, type)).changed(options)
             subscription_catalog.check(info)
             starts = self._starts(topic, start) if known is None else {}
-            with self._store.status.write(sync=info != known) as cur:
+            named = not options.keys().isdisjoint(("dead_letter", "max_deliveries"))
+            with self._store.status.write(sync=info != known or named) as cur:
                 topic_catalog.require_live(cur, topic)
                 if subscription_catalog.find(cur, topic, name) != known:
                     continue  # another process was first
@@ -110,6 +111,8 @@ class Subscriptions:
                     subscription_catalog.set_options(cur, info)
                     if info.reads_otherwise:
                         self._store.directory.add_feature(READ_OTHERWISE)
+                elif named:
+                    subscription_catalog.provide_dead_letter(cur, info)
             if known is None:
                 retention.await_cuts(self._topics.partitions(topic))
             if place is not None:
