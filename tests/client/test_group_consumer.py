@@ -544,6 +544,23 @@ def test_counts_are_numbers_above_0(
     member.close()
 
 
+def test_a_transaction_that_began_before_the_partitions_came(
+    client: txnkv.Client, topic: txnkv.Topic, member: Callable[..., GroupConsumer]
+) -> None:
+    """It was told that the partition went to another member."""
+    own = member()
+    early = client.new_transaction()
+    refused = own.poll(timeout=10)
+    with pytest.raises(TransactionConflictError, match="Poll, and then begin the transaction"):
+        own.commit(early)
+    early.rollback()
+    found = own.poll(timeout=10)
+    with client.transaction() as txn:
+        own.commit(txn)
+    assert found == refused
+    assert own.committed() == dict.fromkeys(range(4), 3)
+
+
 def test_the_rows_of_members_that_are_gone_go(
     client: txnkv.Client, member: Callable[..., GroupConsumer]
 ) -> None:

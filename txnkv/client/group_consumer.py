@@ -57,6 +57,14 @@ _SETTLED, _UNSETTLED = 1_000_000, 50_000
 
 _PAUSE: Final = 0.05
 
+_MOVED: Final = (
+    "went to another member, or its position was moved, before this one committed. Poll again"
+)
+_TOO_EARLY: Final = (
+    "came to this member, or its position was committed, after the transaction had begun, whose "
+    "snapshot is from before that. Poll, and then begin the transaction"
+)
+
 
 class GroupOptions(TypedDict, total=False):
     """Options of `Client.consumer`."""
@@ -293,14 +301,16 @@ class GroupConsumer(Closing):
         for number, offset in positions.items():
             key = (self.group, self._topic.name, number)
             row = txn.get(self._offsets, key)
-            if row is None or (row["member"], row["offset"]) != (
-                self._membership.number,
-                expected[number],
-            ):
+            if row is None or not self._is_own(row, expected[number]):
                 self._next_look = 0
                 self._failed = True  # the next poll gives again what this attempt had
-                raise self._lost([number])
+                own = self._is_own(self._offsets.get(key), expected[number])
+                raise self._lost([number], _TOO_EARLY if own else _MOVED)
             txn.upsert(self._offsets, row | {"offset": offset, "committed": now})
+
+    def _is_own(self, row: Mapping[str, Any] | None, offset: int) -> bool:
+        me = self._membership.number
+        return row is not None and (row["member"], row["offset"]) == (me, offset)
 
     def _arrived(self, positions: dict[int, int]) -> None:
         """Positions are committed."""
@@ -326,12 +336,11 @@ class GroupConsumer(Closing):
             else:
                 self._failed = True
 
-    def _lost(self, numbers: list[int]) -> TransactionConflictError:
+    def _lost(self, numbers: list[int], why: str = _MOVED) -> TransactionConflictError:
         again, self._told = self._told, True
         names = ", ".join(map(str, numbers))
         error = TransactionConflictError(
-            f"group {self.group!r}, topic {self._topic.name!r}: partition {names} went to another "
-            "member, or its position was moved, before this one committed. Poll again: what is "
+            f"group {self.group!r}, topic {self._topic.name!r}: partition {names} {why}: what is "
             "not committed is given again, to whoever has the partition"
         )
         error.retriable = not again
