@@ -130,6 +130,9 @@ def test_what_is_no_arrow_data(client: txnkv.Client, goods: txnkv.Table, data: A
     with pytest.raises(TypeError, match="write takes"):
         client.new_session().write(goods, data)
     assert goods.count() == 0
+    topic = client.create_topic("events")
+    with pytest.raises(TypeError, match="send_batch takes"):
+        client.new_session().send_batch(topic, data)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

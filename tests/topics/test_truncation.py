@@ -339,7 +339,7 @@ def test_of_several_partitions(client: txnkv.Client) -> None:
     assert found == [(0, 0), (0, 1), (1, 0)]
     empty = client.create_topic("empty")
     assert empty.truncate(after=-1) == {0: 0}
-    with pytest.raises(OffsetOutOfRangeError, match=r"holds \[0, 0\)"):
+    with pytest.raises(OffsetOutOfRangeError, match="it holds no messages"):
         empty.truncate(after=0)
 
 

@@ -228,7 +228,7 @@ class RemoteSession(RemoteHandle, Session):
 
     def send_batch(self, topic: Any, data: Any) -> WriteResult:
         self._require_open("send")
-        schema, batches = arrow_input.open_stream(data)
+        schema, batches = arrow_input.open_stream(data, "send_batch")
         return self._data("send_batch", self._topic_of(topic), schema, batches, data)
 
     def _data(

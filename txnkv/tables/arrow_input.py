@@ -26,13 +26,23 @@ _VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 """Values of dictionaries, as of polars' categories, that Arrow neither reads nor sends; as what."""
 
 
-def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+_ONE: Final = {
+    "write": "single rows go through insert()",
+    "send_batch": "single messages go through send()",
+}
+
+
+def open_stream(data: Any, call: str = "write") -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The batches of an object with Arrow data.
+
+    Args:
+        data: the object.
+        call: what was called with it: "write" or "send_batch".
 
     Raises:
         TypeError: it has none.
     """
-    schema, batches = _opened(data)
+    schema, batches = _opened(data, call)
     plain = schema
     for i, field in enumerate(schema):
         if pa.types.is_dictionary(field.type) and field.type.value_type in _VIEWS:
@@ -50,7 +60,7 @@ def _without_views(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _opened(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _opened(data: Any, call: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     if isinstance(data, pa.RecordBatch):
         return data.schema, iter([data])
     if isinstance(data, pa.Table):
@@ -66,12 +76,12 @@ def _opened(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
             return batch.schema, iter([batch])
     except pa.ArrowInvalid as error:
         raise TypeError(
-            f"write takes tables, with a name for each column; this {type(data).__name__} is "
+            f"{call} takes tables, with a name for each column; this {type(data).__name__} is "
             f"none: {error}"
         ) from None
     raise TypeError(
-        f"write takes Arrow data (pyarrow, pandas, polars, or an object with __arrow_c_stream__), "
-        f"not {type(data).__name__}; single rows go through insert()"
+        f"{call} takes Arrow data (pyarrow, pandas, polars, or an object with __arrow_c_stream__), "
+        f"not {type(data).__name__}; {_ONE[call]}"
     )
 
 

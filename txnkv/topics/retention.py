@@ -446,9 +446,8 @@ def _cut(topics: Topics, partition: Partition, last: int, end: int) -> bool:
         with partition.environment.read() as txn:
             start = partition.log.start(txn)
     if not start <= last + 1 < end:
-        raise OffsetOutOfRangeError(
-            f"{_no_cut(partition, last)}it holds [{start}, {end}). Name one of these"
-        )
+        there = f"[{start}, {end}). Name one of these" if start < end else "no messages"
+        raise OffsetOutOfRangeError(f"{_no_cut(partition, last)}it holds {there}")
     lost = unacknowledged_in(topics, partition, last + 1, end)
 
     def cut(txn: lmdb.Transaction) -> bool:

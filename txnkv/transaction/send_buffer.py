@@ -187,7 +187,7 @@ class SendBuffer:
         Raises:
             SchemaError: a column is missing, not known or of another type.
         """
-        given, batches = arrow_input.open_stream(data)
+        given, batches = arrow_input.open_stream(data, "send_batch")
         codec = topic.options.codec
         message_input.check_columns(given, codec)
         outgoing = message_input.outgoing_of(batches, len(topic.partitions), codec)
