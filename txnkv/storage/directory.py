@@ -40,6 +40,8 @@ from typing import Final
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
 from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point
 
+STATUS_PAGE_BYTES: Final = 4096
+"""Bytes of a page of status.db."""
 FORMAT_NAME = "txnkv"
 FORMAT_VERSION = 10
 OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9})
@@ -155,17 +157,32 @@ class StoreDirectory:
         """The folder of what is volatile."""
         return self.path / "runtime"
 
-    def refuse_lost_status(self) -> None:
-        """Called before an empty status database is given its schema.
+    def refuse_lost_status(self, durable: bool, no_schema: bool) -> None:
+        """Refuse to begin anew where status.db or its WAL had something. By the files at first:
+        SQLite would empty the WAL of a database that is missing, and make what is missing.
+
+        Args:
+            durable: commits are known to be on the disk, by what was there before this look.
+            no_schema: SQLite has looked, and there is none. Else by the size: one has more pages.
 
         Raises:
-            CorruptionError: the store holds data, so that there was one and it is lost.
+            CorruptionError: one of them is lost; nothing was changed.
         """
-        if any(_holds_something(self.path / name) for name in ("tablets", "logs")):
-            raise CorruptionError(
-                f"{self.status_path} is missing or empty, but the store holds data, of which it "
-                "was the catalog. Put it back from a backup"
-            )
+        files = self.status_path, self.path / "status.db-wal"
+        used = durable or any(_holds_something(self.path / name) for name in ("tablets", "logs"))
+        used = used or (self.path / "maintenance.lock").exists()
+        # The WAL first: who makes a store writes to the database before.
+        wal, size = _size(files[1]), _size(files[0])
+        lost = [file for file, bytes_ in zip(files, (size, wal), strict=True) if bytes_ == 0]
+        is_lost = no_schema or size == 0 or (wal == 0 and size <= STATUS_PAGE_BYTES)
+        if not (is_lost and used) and not (wal and size == 0):
+            return
+        what = "missing or empty" if lost else "damaged"
+        raise CorruptionError(
+            f"{' and '.join(map(str, lost or files))}: {what}, and the store was written to. The "
+            "two files are one database: the catalog and the last commits. Nothing was changed: "
+            "put back what was there, both of one time, or restore the store from a backup"
+        )
 
     def tablet_dir(self, tablet_id: int) -> Path:
         """The folder of a tablet's LMDB environment, there or not."""
@@ -265,7 +282,18 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _holds_something(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage.directory import FileIdentity
+from txnkv.storage.directory import STATUS_PAGE_BYTES, FileIdentity
 from txnkv.storage.faults import FULL_ERRNOS, InjectedFault, is_without_descriptor, no_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
@@ -58,7 +58,6 @@ from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
 
 LEAST_SQLITE = (3, 51, 3)
-PAGE_BYTES = 4096
 BUSY_MILLISECONDS = 5000
 CACHE_BYTES = 8 << 20
 
@@ -85,7 +84,7 @@ def open_writer(path: Path, cache_bytes: int) -> apsw.Connection:
             raise apsw.ReadOnlyError("SQLite could open it to read alone")
         _prepare_read_write(connection)
         connection.pragma("synchronous", "normal")  # COMMIT writes; `WalFile` syncs the WAL
-        connection.pragma("page_size", PAGE_BYTES)
+        connection.pragma("page_size", STATUS_PAGE_BYTES)
         if connection.pragma("journal_mode", "wal") != "wal":
             raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
 
@@ -459,7 +458,7 @@ class Checkpointer:
 
     def note_pages(self, pages: int) -> None:
         """Hear how many pages wait after a commit."""
-        self.wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
+        self.wal_bytes = pages * (STATUS_PAGE_BYTES + _FRAME_HEADER_BYTES)
         self.is_due = self.wal_bytes > min(REUSE_BYTES, self.limit)
 
     def after_write(self, full: bool) -> None:

@@ -67,6 +67,9 @@ declare_fault_point("status.before_commit", "the change number is busy, COMMIT w
 declare_fault_point("status.after_commit", "COMMIT is done, the change number not bumped")
 declare_fault_point("status.unsynced", "COMMIT is done and can be seen, the WAL is not synced")
 
+Initialise = Callable[[apsw.Cursor], None] | None
+RefuseLost = Callable[[bool, bool], None]
+
 
 class StatusDatabase:
     """The status database in this process. Shared by threads; one a process and store."""
@@ -78,8 +81,9 @@ class StatusDatabase:
         runtime: Runtime,
         script: str,
         *,
-        initialise: Callable[[apsw.Cursor], None] | None = None,
+        initialise: Initialise = None,
         upgrades: Sequence[str] = (),
+        refuse_lost: RefuseLost = lambda durable, no_schema: None,
         read_only: bool = False,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
@@ -93,6 +97,7 @@ class StatusDatabase:
             initialise: fills the new schema, in the same transaction.
             upgrades: SQL that brings a schema of version 1 to 2, 2 to 3 and so on; `script`
                 makes the last one.
+            refuse_lost: raises where there was a schema; see `StoreDirectory.refuse_lost_status`.
             read_only: write nothing; the database is there then.
 
         Raises:
@@ -116,7 +121,7 @@ class StatusDatabase:
         GATE.register(self)
         try:
             with GATE.use():
-                self._make(script, initialise, upgrades)
+                self._make(script, initialise, upgrades, refuse_lost)
                 self._readers.identity = FileIdentity(path)
                 if not read_only:
                     self.sync()  # what processes that were killed had written
@@ -472,23 +477,23 @@ class StatusDatabase:
     # -- making ------------------------------------------------------------------------
 
     def _make(
-        self,
-        script: str,
-        initialise: Callable[[apsw.Cursor], None] | None,
-        upgrades: Sequence[str],
+        self, script: str, initialise: Initialise, upgrades: Sequence[str], refuse_lost: RefuseLost
     ) -> None:
-        if self._read_only:
-            if not self.path.exists():
-                raise StoreNotFoundError(f"{self.path} is missing; open the store once to write")
-            return
-        if not self.path.exists():
+        refuse_lost(durable := self._runtime.durable > 0, False)
+        if not self._read_only and not self.path.exists():
             make_private_file(self.path)
             sync_directory(self.path.parent)
-        if self.path.stat().st_size > 0:
+        if self.path.exists() and self.path.stat().st_size > 0:
             with self.read() as cursor:
-                if schema_version(cursor) == len(upgrades) + 1:
-                    return
+                version = schema_version(cursor)
+            if version == len(upgrades) + 1 or (version and self._read_only):
+                return
+        if self._read_only:
+            refuse_lost(durable, True)
+            raise StoreNotFoundError(f"{self.path} is not made yet; open the store once to write")
         with self.write() as cursor:
+            if schema_version(cursor) == 0:
+                refuse_lost(durable, True)
             bring_up_to_date(cursor, script, initialise, upgrades)
 
     # -- fork --------------------------------------------------------------------------
@@ -538,10 +543,7 @@ def schema_version(cursor: apsw.Cursor) -> int:
 
 
 def bring_up_to_date(
-    cursor: apsw.Cursor,
-    script: str,
-    initialise: Callable[[apsw.Cursor], None] | None,
-    upgrades: Sequence[str],
+    cursor: apsw.Cursor, script: str, initialise: Initialise, upgrades: Sequence[str]
 ) -> None:
     """Make the schema, by `script` and `initialise`, or upgrade it; in a write."""
     version = schema_version(cursor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -57,8 +56,9 @@ class Store:
                 directory.status_lock_path,
                 self._runtime,
                 schema_sql,
-                initialise=partial(_initialise, directory, initialise),
+                initialise=initialise,
                 upgrades=upgrades,
+                refuse_lost=directory.refuse_lost_status,
                 read_only=directory.read_only,
                 cache_bytes=cache_bytes,
             )
@@ -237,14 +237,6 @@ def require_same(option: str, asked: float | None, there: float) -> None:
             f"{option}={asked}: this process has the store open with {option}={there}, for all of "
             f"its clients. Connect with that value or without {option}, or close them first"
         )
-
-
-def _initialise(
-    directory: StoreDirectory, initialise: Callable[[apsw.Cursor], None] | None, cur: apsw.Cursor
-) -> None:
-    directory.refuse_lost_status()
-    if initialise is not None:
-        initialise(cur)
 
 
 class _Stores:
