@@ -122,6 +122,34 @@ def test_a_backup_that_is_killed_is_none_and_the_one_before_stays(
     assert not [name for name in names(tmp_path) if name.endswith(".unfinished")]
 
 
+def test_what_a_dead_one_left_and_cannot_be_removed(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried again without end."""
+    aside, unlink, tries = tmp_path / ".made.unfinished", os.unlink, []
+
+    def refuse(path: str | Path, **where: int) -> None:
+        if Path(path).name == "left":
+            tries.append(path)
+            assert len(tries) < 9
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), "left")
+        unlink(path, **where)
+
+    with txnkv.connect(shop) as client:
+        client.backup(tmp_path / "backup")
+    aside.mkdir()
+    (aside / "left").touch()
+    monkeypatch.setattr(os, "unlink", refuse)
+    there = os.listdir("/dev/fd")
+    with pytest.raises(txnkv.UnavailableError, match=r"\.made\.unfinished, left .* Remove it, or"):
+        txnkv.restore(tmp_path / "backup", tmp_path / "made")
+    assert os.listdir("/dev/fd") == there
+    assert names(tmp_path) == [".made.unfinished", "backup", "shop"]
+    monkeypatch.undo()
+    txnkv.restore(tmp_path / "backup", tmp_path / "made")
+    require_whole(tmp_path / "made")
+
+
 @pytest.mark.parametrize("point", RESTORE_POINTS)
 def test_a_restore_that_is_killed_leaves_no_store(point: str, shop: Path, tmp_path: Path) -> None:
     with txnkv.connect(shop) as client:

@@ -33,7 +33,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -497,20 +497,30 @@ def _locked(aside: Path, what: str, place: Path) -> int:
     """Make the folder anew and lock it; the descriptor of the lock."""
     while True:
         make_private_directory(aside)
-        descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise UnavailableError(
-                f"another process makes {what} at {place} at this moment. Wait for its end, or "
-                "name another folder"
-            ) from None
-        if not any(aside.iterdir()) and _is_at(descriptor, aside):
-            return descriptor
-        # It is of one that died, or went while its lock was waited for.
-        shutil.rmtree(aside, ignore_errors=True)
-        os.close(descriptor)
+        with ExitStack() as closing:
+            try:
+                descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                closing.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not any(aside.iterdir()) and _is_at(descriptor, aside):
+                    closing.pop_all()
+                    return descriptor
+                # It is of one that died, or went while its lock was waited for.
+                shutil.rmtree(aside)
+            except BlockingIOError:
+                raise UnavailableError(
+                    f"another process makes {what} at {place} at this moment. Wait for its end, "
+                    "or name another folder"
+                ) from None
+            except FileNotFoundError:
+                pass  # it went
+            except OSError as error:
+                if error.errno in NO_DESCRIPTOR_ERRNOS:
+                    raise
+                raise UnavailableError(
+                    f"{aside}, left of {what} that was not finished, cannot be removed: {error}. "
+                    f"Remove it, or name another folder than {place}"
+                ) from error
 
 
 def _is_at(descriptor: int, aside: Path) -> bool:
