@@ -27,8 +27,8 @@ def file_bytes(path: Path) -> int:
     return sum((each / "data.mdb").stat().st_size for each in (path / "tablets").iterdir())
 
 
-def allocated(path: Path) -> int:
-    files = (each / "data.mdb" for each in (path / "tablets").iterdir())
+def allocated(path: Path, folder: str = "tablets") -> int:
+    files = (each / "data.mdb" for each in (path / folder).iterdir())
     return sum(file.stat().st_blocks * 512 for file in files)
 
 
@@ -134,6 +134,28 @@ def test_room_is_given_back_while_another_process_reads(
     other.tell("look")
     assert other.hear() == (ROWS // 2, "three 7")
     assert table.get(7) == {"id": 7, "v": "three 7"}
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_room_of_a_log_that_was_emptied_last(store_path: Path, reopened: bool) -> None:
+    """Nobody writes to it any more, and after a start this process never did."""
+    with txnkv.connect(store_path, history=0.0) as client:
+        topic = client.create_topic("e")
+        for _ in range(24):
+            client.run(lambda txn: txn.send(topic, bytes(1_000_000)))
+        internals.flush(client)
+        assert allocated(store_path, "logs") > 20_000_000
+        topic.truncate("latest")
+        if not reopened:
+            client.compact()
+    if reopened:
+        with txnkv.connect(store_path) as client:
+            client.compact()
+    assert allocated(store_path, "logs") < 9_000_000
+    with txnkv.connect(store_path) as client:
+        client.run(lambda txn: txn.send("e", b"new"))
+        assert [each.value for each in client.topic("e").consumer().poll(timeout=1)] == [b"new"]
+        assert client.check().problems == []
 
 
 def test_a_file_that_another_process_has_open_stays(

@@ -68,6 +68,8 @@ def new_epoch() -> None:
 
 
 _PANIC_SECONDS = 10.0
+HOLD_SECONDS: Final = 0.01
+"""Seconds for which room is given back while other writers of the file wait."""
 _TICKS = itertools.count(1)
 
 declare_fault_point("lmdb.before_commit", "an LMDB write transaction is complete, not committed")
@@ -235,6 +237,13 @@ class Environment:
             except (BusyError, lmdb.Error, OSError) as error:
                 self._keeps_room = errno_of(error) in NO_HOLES_ERRNOS
                 return 0  # who writes to it is told what is wrong
+
+    def give_all_room_back(self) -> None:
+        """`give_room_back` where this process may not write yet, and until there is no more."""
+        if (self.path / "data.mdb").stat().st_blocks * 512 > extents.LEAST_FREE_BYTES:
+            self.write(lambda _: None)  # opens it to write
+            while self.give_room_back(HOLD_SECONDS):
+                pass
 
     def extent(self) -> Extent:
         """Read from the file which one it is, and how far it was written."""

@@ -16,7 +16,7 @@ import lmdb
 
 from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
-from txnkv.storage.environment import Environment
+from txnkv.storage.environment import HOLD_SECONDS, Environment
 from txnkv.storage.extents import Extents, Tracked
 from txnkv.storage.faults import (
     NO_DESCRIPTOR_ERRNOS,
@@ -34,8 +34,6 @@ WRITABLE_CAP = 64
 """The most that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
 _SHARE = 8
 """The part of a cap, an eighth, that is closed when it is reached: not one for each that comes."""
-_HOLD_SECONDS = 0.01
-"""Seconds for which room is given back while other writers of the file wait."""
 _GIVING_SECONDS = 0.5
 """Seconds for which that goes on with one file, with writers in between."""
 
@@ -342,7 +340,7 @@ class Environments:
         given = 0
         for each in list(self._held.values()):
             until = time.monotonic() + _GIVING_SECONDS
-            while time.monotonic() < until and (more := each.give_room_back(_HOLD_SECONDS)):
+            while time.monotonic() < until and (more := each.give_room_back(HOLD_SECONDS)):
                 given += more
         return given
 

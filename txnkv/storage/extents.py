@@ -33,9 +33,10 @@ is as long as before; the disk has the room.
     that tree          number of a transaction -> count, pages that it freed (u64 each)
 
 LMDB's rule for who may take a page (`mdb_page_alloc`, `mdb_find_oldest`): it was freed by a
-transaction older than the last one and than all that are read. A hole costs the next writer of that
-page a new block of the disk, so some free pages stay as they are: those that LMDB takes first, with
-the lowest numbers. Whatever is not as expected here leaves the file alone.
+transaction older than the last one and than all that are read. Where nothing is written after a
+large delete, a write that changes nothing makes another one the last. A hole costs the next writer
+of that page a new block of the disk, so some free pages stay as they are: those that LMDB takes
+first, with the lowest numbers. Whatever is not as expected here leaves the file alone.
 """
 
 from __future__ import annotations
@@ -368,7 +369,18 @@ def numbers_read(env: Any) -> Iterator[int]:
             yield int(number)
 
 
-def make_holes(descriptor: int, writer: int, read: Iterator[int], go_on: Callable[[], bool]) -> int:
+class Holes(NamedTuple):
+    """The result of `make_holes`: bytes that the disk has again, and whether free pages that are
+    held back, by the last transaction or by what is read, are what it still lacks.
+    """
+
+    given: int = 0
+    waits: bool = False
+
+
+def make_holes(
+    descriptor: int, writer: int, read: Iterable[int], go_on: Callable[[], bool]
+) -> Holes:
     """Make holes of free pages where a file has more of them than it should keep.
 
     Args:
@@ -377,35 +389,35 @@ def make_holes(descriptor: int, writer: int, read: Iterator[int], go_on: Callabl
         read: the numbers of what is read.
         go_on: asked after each hole that gave something.
 
-    Returns:
-        Bytes that the disk has again.
-
     Raises:
         OSError: the file system makes no holes (EOPNOTSUPP), or the disk failed.
     """
     before = _allocated(descriptor)
     if before <= LEAST_FREE_BYTES or sys.byteorder != "little":
-        return 0
+        return Holes()
     try:
         meta, lists, kept = _free_pages(descriptor, writer - 1)
         free = sum(len(pages) for _, pages in lists)
         used = (meta.last_page + 1 - free) * meta.page_bytes
-        if before <= 2 * (used + LEAST_FREE_BYTES):
-            return 0
+        most = 2 * (used + LEAST_FREE_BYTES)
+        if before <= most:
+            return Holes()
         oldest = min([writer - 1, *read])
         runs = _runs(each for number, each in lists if number < oldest)
         _require(all(1 < first <= first + count - 1 <= meta.last_page for first, count in runs))
         _require(not any(_has(runs, page) for page in kept))
     except (_UnexpectedError, struct.error, ValueError):
-        return 0
+        return Holes()
     enough = used + used // 2 + LEAST_FREE_BYTES
     for first, count in _pieces_from_the_end(runs, _HOLE_BYTES // meta.page_bytes):
         punch_hole(descriptor, first * meta.page_bytes, count * meta.page_bytes)
         fault_point("holes.made")
         now = _allocated(descriptor)
         if now <= enough or (now < before and not go_on()):  # else it was a hole before
-            break
-    return before - _allocated(descriptor)
+            return Holes(before - now)
+    now = _allocated(descriptor)
+    held = sum(len(pages) for number, pages in lists if number >= oldest) * meta.page_bytes
+    return Holes(before - now, now - held <= most < now)
 
 
 def _allocated(descriptor: int) -> int:

@@ -267,21 +267,29 @@ class OpenLmdb:
         """
         if not self.writable or self.last_number == self._roomless:
             return 0
+        given, wrote = self._make_holes(seconds)
+        return given + self._make_holes(seconds)[0] if wrote else given
+
+    def _make_holes(self, seconds: float) -> tuple[int, bool]:
+        """The bytes given back, and whether a write was made that lets more be given."""
         txn = self._begin_write(wait=False)
         try:
             number, until = txn.id(), time.monotonic() + seconds
             with opened(self.path / "data.mdb", os.O_RDWR) as descriptor:
                 status = os.fstat(descriptor)
                 if (status.st_dev, status.st_ino) != self._inode:
-                    return 0
-                read = extents.numbers_read(self.env)
+                    return 0, False
+                read = list(extents.numbers_read(self.env))
                 go_on = lambda: time.monotonic() < until  # noqa: E731
-                given = extents.make_holes(descriptor, number, read, go_on)
+                room = extents.make_holes(descriptor, number, read, go_on)
+            self._roomless = -1 if room.given or room.waits else number - 1
+            if wrote := room.waits and not read:
+                extents.put_mark(txn, Extent(self.identity, self.base + number))
+                txn.commit()
+            return room.given, wrote
         finally:
             txn.abort()
             self.end_write()
-        self._roomless = -1 if given else number - 1
-        return given
 
     def close(self) -> None:
         """Unmaps the environment. No transaction is live."""

@@ -428,12 +428,22 @@ class TopicEngine(Topics):
 
     def compact(self) -> key_compaction.HiddenLeftOut:
         """Compact all topics that are to be, and give up what others do not retain, as far as they
-        are decided; behind a backup, if there are some.
+        are decided; behind a backup, if there are some. The disk has the room then.
         """
-        if any(retention.is_limited(each) for each in map(self.find, self.names()) if each):
+
+        def give(partition: Partition) -> None:
+            if partition.exists:
+                partition.environment.give_all_room_back()
+
+        topics = [each for each in map(self.find, self.names()) if each]
+        if any(map(retention.is_limited, topics)):
             with self.store.log_cuts():
                 retention.enforce_all(self, force=True)
-        return key_compaction.compact_all(self, force=True)
+        done = key_compaction.compact_all(self, force=True)
+        for topic in topics:
+            self.partitions(topic)
+            self.each(topic.partitions, "its room", give)
+        return done
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""
