@@ -77,6 +77,60 @@ give_back(taken)
     assert 0 < after < before
 
 
+def test_a_child_that_has_none_left(process: Callable[..., Any]) -> None:
+    """It maps the runtime file anew at its first use, by another file than status.db."""
+    said = process(
+        LIMITED
+        + """
+client.backup(str(client.path) + ".backup")
+reading, writing = os.pipe()
+if os.fork() == 0:
+    limit(64)
+    taken, said = take(), []
+    for call in (client.snapshot, lambda: client.table("t").scan().to_arrow(), client.check,
+                 lambda: client.run(lambda txn: txn.insert("t", (200,)), attempts=1),
+                 lambda: txnkv.restore(str(client.path) + ".backup", str(client.path) + ".new")):
+        try:
+            call()
+        except Exception as error:
+            said.append(f"{type(error).__name__} {error}")
+    os.write(writing, "\\n".join(said).encode())
+    os._exit(0)
+os.wait()
+say(os.read(reading, 1 << 16).decode().splitlines())
+""",
+        PARTS=1,
+    ).finish()
+    assert len(said) == 5
+    for text in said:
+        assert text.startswith("UnavailableError cannot open ")
+        assert "RLIMIT_NOFILE" in text
+
+
+def test_background_work_says_it_in_a_line(process: Callable[..., Any]) -> None:
+    said = process(
+        LIMITED
+        + """
+from tests import internals
+client.create_topic("e", buffer="sidecar")
+maintenance = internals.maintenance(client)
+maintenance.close()
+engine.flush()
+assert maintenance.round(resume_all=True)
+maintenance.lease.term += 1  # another leader looks at the folders
+limit(open_now() + 10)
+taken = take()
+for sweep in maintenance._sweeps:
+    sweep(maintenance.lease)
+give_back(taken)
+say(list(internals.coordinator(client).damage.parts().values()))
+""",
+        PARTS=1,
+    ).finish()
+    assert said
+    assert all("RLIMIT_NOFILE" in text for text in said)
+
+
 def test_the_error_names_the_limit(process: Callable[..., Any]) -> None:
     said = process(
         LIMITED

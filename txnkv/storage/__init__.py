@@ -61,6 +61,7 @@ from txnkv.storage.faults import (
     declare_fault_point,
     descriptor_limit,
     disarm,
+    disk_errors,
     fault_point,
     storage_full,
 )

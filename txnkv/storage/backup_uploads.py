@@ -40,6 +40,7 @@ from txnkv.storage.backup_files import (
     whole_folder,
 )
 from txnkv.storage.directory import make_private_directory
+from txnkv.storage.faults import disk_errors
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -331,7 +332,8 @@ def backups_at(place: Place) -> tuple[list[Backup], list[CorruptionError]]:
         As `open_backup`.
     """
     if isinstance(place, Path):
-        below: list[Place] = [path.parent for path in sorted(place.glob(f"[!.]*/{LIST}"))]
+        with disk_errors(place):
+            below: list[Place] = [path.parent for path in sorted(place.glob(f"[!.]*/{LIST}"))]
         is_one = (place / LIST).exists() or not place.is_dir()
     else:
         with _failures(place, "a look"):

@@ -51,7 +51,7 @@ from txnkv.storage.directory import (
     opened,
     removed,
 )
-from txnkv.storage.faults import FULL_ERRNOS, storage_full
+from txnkv.storage.faults import FULL_ERRNOS, disk_errors, storage_full
 
 SLOTS = 1024
 _PRESENCE = SLOTS
@@ -205,7 +205,7 @@ class RuntimeFile:
 @contextmanager
 def opening_lock(folder: Path) -> Iterator[None]:
     """Alone among the processes that attach to the runtime file or take a slot in it."""
-    with ExitStack() as stack:
+    with disk_errors(folder), ExitStack() as stack:
         try:
             lock = stack.enter_context(opened(folder / "opening.lock", os.O_RDWR | os.O_CREAT))
         except FileNotFoundError:

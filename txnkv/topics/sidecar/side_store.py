@@ -57,6 +57,7 @@ from txnkv.storage import (
     Environment,
     Environments,
     declare_fault_point,
+    disk_errors,
     fault_point,
     make_private_directory,
     sync_directory,
@@ -551,4 +552,5 @@ def close_all(environments: Environments, folder: Path, name: str) -> None:
 def _names(folder: Path) -> list[int]:
     if not folder.exists():
         return []
-    return [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
+    with disk_errors(folder):
+        return [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
