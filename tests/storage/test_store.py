@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from txnkv.errors import ClosedError, StoreNotFoundError
+from txnkv.errors import ClosedError, NotSupportedError, StoreNotFoundError
 from txnkv.storage import Store
 
 SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
@@ -142,3 +144,49 @@ def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> N
     if said == ["no mount"]:
         pytest.skip("no right to mount read-only")
     assert said == ["[(1,)]", "v", "None 4"]
+
+
+LONG = "x" * 240
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        (f"{LONG}/{LONG}/s", ValueError, r"too long by \d+ bytes for SQLite"),
+        ("y" * 256, ValueError, "a name that is too long"),
+        ("\udcff", ValueError, "not UTF-8: name another"),
+        ("file/s", StoreNotFoundError, "no store can be at .*file/s: Not a directory"),
+        ("loop", StoreNotFoundError, "no store can be at .*loop: Too many levels"),
+        ("loop/s", StoreNotFoundError, "no store can be at .*loop/s: Too many levels"),
+    ],
+)
+def test_a_path_that_no_store_can_have(
+    tmp_path: Path, name: str, error: type[Exception], text: str
+) -> None:
+    """It is refused before anything is made."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for create in (True, True, False):
+        with pytest.raises(error, match=text) as caught:
+            Store.open(tmp_path / name, create=create)
+        assert type(caught.value) is error
+    assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
+
+
+def test_the_longest_path(tmp_path: Path) -> None:
+    longest = 494 - len(str(tmp_path)) - len(f"/{'x' * 200}/")
+    place = tmp_path / ("x" * 200) / ("y" * longest)
+    Store.open(place, schema_sql="CREATE TABLE t (id INTEGER)").close()
+    with pytest.raises(ValueError, match="too long by 1 bytes"):
+        Store.open(place.with_name("y" * (longest + 1)))
+
+
+def test_a_store_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(tmp_path / "s").close()
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # it names no path
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with pytest.raises(NotSupportedError, match=r"user \d+ cannot open store .*/s: .*as the user"):
+        Store.open(tmp_path / "s")

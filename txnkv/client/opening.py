@@ -42,8 +42,9 @@ def connect(
             process has it open, and it was removed or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
         CorruptionError: what is needed to open it is damaged, or lacks what was durable.
-        ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
-            has the store open with another.
+        NotSupportedError: this user may not open it.
+        ValueError: the path is empty or ":memory:", too long or not UTF-8, or an option makes no
+            sense, or this process has the store open with another.
     """
     require_number("keepalive_time", keepalive_time)
     require_number("history", history or 0)

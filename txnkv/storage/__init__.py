@@ -48,6 +48,7 @@ from txnkv.storage.directory import (
     make_private_directory,
     make_private_file,
     opened,
+    store_path,
     sync_directory,
 )
 from txnkv.storage.environment import EPOCH, READ_ID, Environment, new_epoch

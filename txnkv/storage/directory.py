@@ -25,6 +25,7 @@ has it open, and of the runtime file it always has the mapping.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -66,6 +67,8 @@ KNOWN_FEATURES: frozenset[str] = frozenset(
     {INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS, READ_OTHERWISE, TABLE_HISTORY}
 )
 
+_STATUS_PATH_BYTES: Final = 504
+"""SQLite's limit is 512, with what it appends for other files."""
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"
 _FOLDERS = ("tablets", "logs", "runtime")
@@ -103,7 +106,7 @@ class StoreDirectory:
             IncompatibleStoreError: the format is unknown, or the directory holds other things.
             CorruptionError: FORMAT cannot be read as what it is.
         """
-        real = Path(path).resolve()
+        real = store_path(path)
         if not (real / "FORMAT").exists():
             if read_only or not create:
                 raise StoreNotFoundError(_not_found(real))
@@ -227,6 +230,36 @@ class StoreDirectory:
         for parent in ("tablets", "logs"):
             for left in (self.path / parent).glob(f"{_REMOVED}*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def store_path(path: str | os.PathLike[str]) -> Path:
+    """The real, absolute path of a store, there or not.
+
+    Raises:
+        ValueError: it is too long, or not UTF-8, which SQLite wants.
+        StoreNotFoundError: it leads nowhere.
+    """
+    try:
+        real = Path(path).resolve()
+        status = str(real / "status.db").encode()
+        os.stat(real)
+    except UnicodeEncodeError:
+        raise ValueError(f"{os.fspath(path)!r} is not UTF-8: name another path") from None
+    except (OSError, RuntimeError) as error:
+        code = errno.ELOOP if isinstance(error, RuntimeError) else error.errno  # before 3.13
+        if code == errno.ENAMETOOLONG:
+            raise ValueError(f"{path} has a name that is too long: name a shorter path") from error
+        if code in (errno.ELOOP, errno.ENOTDIR):
+            raise StoreNotFoundError(
+                f"no store can be at {path}: {os.strerror(code)}. Check the path: it leads over a "
+                "file, or over links that lead back"
+            ) from error
+    if len(status) > _STATUS_PATH_BYTES:
+        raise ValueError(
+            f"{real} is too long by {len(status) - _STATUS_PATH_BYTES} bytes for SQLite to open "
+            "status.db below it: name a shorter one. A link counts as what it leads to"
+        )
+    return real
 
 
 # -- making ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ and the slot locks each must be opened once a process.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +14,14 @@ from pathlib import Path
 
 import apsw
 
-from txnkv.errors import ClosedError, StoreNotFoundError
-from txnkv.storage.directory import FIRST_WITH_EXTENTS, FileIdentity, StoreDirectory, removed
+from txnkv.errors import ClosedError, NotSupportedError, StoreNotFoundError
+from txnkv.storage.directory import (
+    FIRST_WITH_EXTENTS,
+    FileIdentity,
+    StoreDirectory,
+    removed,
+    store_path,
+)
 from txnkv.storage.environments import Environments
 from txnkv.storage.extents import expect_files
 from txnkv.storage.faults import disk_errors
@@ -113,15 +120,24 @@ class Store:
             UnavailableError: the runtime file cannot be used now, too many files are open, or the
                 disk failed.
             StorageFullError: the disk is full.
-            ValueError: this process has the store open to read only, and `read_only` is false; or
-                with other `cache_bytes`, or they are not above 0.
+            NotSupportedError: this user may not.
+            ValueError: the path is too long or not UTF-8; this process has the store open to read
+                only, and `read_only` is false; or with other `cache_bytes`, or they are below 1.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes={cache_bytes}: a number of bytes above 0, or None")
-        with disk_errors(Path(path)), GATE.use():
-            return _STORES.open(
-                Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
-            )
+        try:
+            with disk_errors(Path(path)), GATE.use():
+                return _STORES.open(
+                    Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
+                )
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise NotSupportedError(
+                f"user {os.geteuid()} cannot open store {path}: {error}. Open it as the user that "
+                "it belongs to, or to read only, or name another path"
+            ) from error
 
     @property
     def store_id(self) -> str:
@@ -258,7 +274,7 @@ class _Stores:
         cache_bytes: int | None,
     ) -> Store:
         with self._lock:
-            store = self._open.get(path.resolve())
+            store = self._open.get(store_path(path))
             if store is not None:
                 if store.directory.read_only and not read_only:
                     raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
 from txnkv.errors import NotSupportedError, TxnkvError, TxnNotFoundError
-from txnkv.storage import Store, new_rlock, not_waiting, require_same
+from txnkv.storage import Store, new_rlock, not_waiting, require_same, store_path
 from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
 from txnkv.topics import topic_catalog as topics_schema
@@ -161,7 +161,7 @@ def acquire(
         )
     if history is not None and not history >= 0:
         raise ValueError(f"history={history}: it is in seconds, 0 or more")
-    key = (str(Path(path).resolve()), read_only)
+    key = (str(store_path(path)), read_only)
     with _lock:
         found = _instances.get(key)
         if found is None:
