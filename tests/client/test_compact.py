@@ -158,6 +158,38 @@ def test_room_of_a_log_that_was_emptied_last(store_path: Path, reopened: bool) -
         assert client.check().problems == []
 
 
+def test_the_status_database_gets_shorter(
+    client: txnkv.Client, process: Callable[..., Any], store_path: Path, now: Any
+) -> None:
+    """By what small commits took that were written out since; others use it meanwhile."""
+    other = process(
+        """
+        while key := wait():
+            client.run(lambda txn: txn.insert("t", (int(key), b"other")))
+            say(client.table("t").count())
+        """
+    )
+    table = client.create_table(
+        "t", txnkv.Schema({"id": "int64", "v": "binary"}, primary_key=["id"])
+    )
+    for key in range(240):
+        client.run(lambda txn, key=key: txn.insert(table, (key, os.urandom(60_000))))
+    other.tell("1000")
+    assert other.hear() == 241
+    internals.status(client).checkpoint()
+    file, rows = store_path / "status.db", table.scan().to_arrow()
+    assert file.stat().st_size > 14_000_000
+    internals.flush(client)
+    now.forward(61)  # what is written out is kept for a minute
+    client.compact()
+    assert file.stat().st_size < 1_000_000
+    assert table.scan().to_arrow().equals(rows)
+    other.tell("1001")  # with statements that it prepared before
+    assert other.hear() == 242
+    client.run(lambda txn: txn.insert(table, (2000, b"here")))
+    assert table.count() == 243
+
+
 def test_a_file_that_another_process_has_open_stays(
     client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any], store_path: Path
 ) -> None:

@@ -465,6 +465,8 @@ def compact_store(
             in_use.append(tablet.id)
 
     raise_first(engine.each([tablet.id for tablet in tablets], "compaction", cut))
+    with engine.coordinator.damage.guard("the store", "shortening status.db"):
+        instance.store.status.shorten()
     return CompactReport(
         row_sets_before=done.sources,
         row_sets_after=done.results,

@@ -24,8 +24,10 @@ from txnkv.storage.backup_files import (
     Backup,
     BackupWriter,
     EntryFile,
+    changed_copy,
     each_between,
     put_entries,
+    read_copy,
     whole_folder,
 )
 from txnkv.storage.backup_uploads import (
@@ -73,7 +75,7 @@ from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, n
 from txnkv.storage.right_of_way import Contender, has_others_to_do
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.runtime_file import CHANGE
-from txnkv.storage.status_db import StatusDatabase, changed_copy, read_copy
+from txnkv.storage.status_db import StatusDatabase
 from txnkv.storage.store import Store, require_same
 from txnkv.storage.threads import (
     WhenDropped,

@@ -37,6 +37,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
+
+import apsw
 
 from txnkv.core import crc32c
 from txnkv.errors import (
@@ -64,6 +67,7 @@ from txnkv.storage.faults import (
     no_descriptor,
     storage_full,
 )
+from txnkv.storage.sqlite_connection import sqlite_error
 from txnkv.storage.threads import go_on
 
 declare_fault_point("backup.file", "a file of a backup is durable, not listed")
@@ -508,10 +512,8 @@ def _locked(aside: Path, what: str, place: Path) -> int:
                 # It is of one that died, or went while its lock was waited for.
                 shutil.rmtree(aside)
             except BlockingIOError:
-                raise UnavailableError(
-                    f"another process makes {what} at {place} at this moment. Wait for its end, "
-                    "or name another folder"
-                ) from None
+                text = f"another process makes {what} at {place}: wait, or name another folder"
+                raise UnavailableError(text) from None
             except FileNotFoundError:
                 pass  # it went
             except OSError as error:
@@ -553,3 +555,45 @@ def _translated(error: OSError, place: Path, what: str) -> TxnkvError:
         f"{what} at {place} could not be made: {error}. Nothing is left of it; see to the disk or "
         "the rights of the folder, and try again"
     )
+
+
+# -- copies of status.db ---------------------------------------------------------------
+
+
+@contextmanager
+def read_copy(path: Path) -> Iterator[apsw.Cursor]:
+    """Yield a cursor on a file that nobody writes; nothing is made beside it.
+
+    Raises:
+        CorruptionError: it is no database, or is damaged.
+    """
+    name = f"file:{quote(str(path.resolve()))}?immutable=1"
+    with _opened(path, name, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as connection:
+        yield connection.cursor()
+
+
+@contextmanager
+def changed_copy(path: Path) -> Iterator[apsw.Cursor]:
+    """Yield a cursor of one transaction, which is committed at the end of the block; durable.
+
+    Raises:
+        CorruptionError: it is no database, or is damaged.
+        StorageFullError: no room.
+    """
+    with _opened(path, str(path), apsw.SQLITE_OPEN_READWRITE) as connection:
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL")
+        with connection:
+            yield connection.cursor()
+
+
+@contextmanager
+def _opened(path: Path, name: str, flags: int) -> Iterator[apsw.Connection]:
+    connection: apsw.Connection | None = None
+    try:
+        connection = apsw.Connection(name, flags=flags)
+        yield connection
+    except apsw.Error as error:
+        raise sqlite_error(error, path, connection) or error from error
+    finally:
+        if connection is not None:
+            connection.close()

@@ -27,11 +27,10 @@ Lock order: LMDB's write lock before this one, never the other way round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
-from urllib.parse import quote
+from typing import Final, NoReturn
 
 import apsw
 
@@ -43,8 +42,13 @@ from txnkv.errors import (
     StoreNotFoundError,
     UnavailableError,
 )
-from txnkv.storage.directory import FileIdentity, make_private_file, sync_directory
-from txnkv.storage.extents import Extents
+from txnkv.storage.directory import (
+    STATUS_PAGE_BYTES,
+    FileIdentity,
+    make_private_file,
+    sync_directory,
+)
+from txnkv.storage.extents import LEAST_FREE_BYTES, Extents
 from txnkv.storage.faults import armed, declare_fault_point, fault_point
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime import Runtime
@@ -67,6 +71,7 @@ declare_fault_point("status.before_commit", "the change number is busy, COMMIT w
 declare_fault_point("status.after_commit", "COMMIT is done, the change number not bumped")
 declare_fault_point("status.unsynced", "COMMIT is done and can be seen, the WAL is not synced")
 
+_PAGES: Final = "freelist_count", "page_count"
 Initialise = Callable[[apsw.Cursor], None] | None
 RefuseLost = Callable[[bool, bool], None]
 
@@ -268,6 +273,30 @@ class StatusDatabase:
                 target.close()
                 self._readers.give_back(source)
             self.sync_what_was_seen()
+
+    def shorten(self) -> None:
+        """Make the file as short as its content, where more than half is free. Others may read.
+
+        Raises:
+            StorageFullError: no room for what it holds a second time; nothing was changed.
+            UnavailableError: the disk failed.
+        """
+        with self.read() as cursor:
+            free, pages = (int(cursor.execute(f"PRAGMA {each}").get) for each in _PAGES)
+        if pages <= 2 * (pages - free + LEAST_FREE_BYTES // STATUS_PAGE_BYTES):
+            return
+        with GATE.use():
+            self._queue.acquire()
+            try:
+                self._readers.require_there()
+                with closing(open_writer(self.path, self._cache_bytes)) as connection:
+                    connection.execute("VACUUM")  # one transaction, as any other
+            except apsw.Error as error:
+                raise sqlite_error(error, self.path, None) or error from error
+            finally:
+                self._queue.release()
+        self.sync()
+        self.checkpoint()
 
     @property
     def wal_bytes(self) -> int:
@@ -555,45 +584,3 @@ def bring_up_to_date(
         for upgrade in upgrades[version - 1 :]:
             cursor.execute(upgrade)
     cursor.execute(f"PRAGMA user_version = {len(upgrades) + 1}")
-
-
-# -- copies ----------------------------------------------------------------------------
-
-
-@contextmanager
-def read_copy(path: Path) -> Iterator[apsw.Cursor]:
-    """Yield a cursor on a file that nobody writes; nothing is made beside it.
-
-    Raises:
-        CorruptionError: it is no database, or is damaged.
-    """
-    name = f"file:{quote(str(path.resolve()))}?immutable=1"
-    with _opened(path, name, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as connection:
-        yield connection.cursor()
-
-
-@contextmanager
-def changed_copy(path: Path) -> Iterator[apsw.Cursor]:
-    """Yield a cursor of one transaction, which is committed at the end of the block; durable.
-
-    Raises:
-        CorruptionError: it is no database, or is damaged.
-        StorageFullError: no room.
-    """
-    with _opened(path, str(path), apsw.SQLITE_OPEN_READWRITE) as connection:
-        connection.execute("PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL")
-        with connection:
-            yield connection.cursor()
-
-
-@contextmanager
-def _opened(path: Path, name: str, flags: int) -> Iterator[apsw.Connection]:
-    connection: apsw.Connection | None = None
-    try:
-        connection = apsw.Connection(name, flags=flags)
-        yield connection
-    except apsw.Error as error:
-        raise sqlite_error(error, path, connection) or error from error
-    finally:
-        if connection is not None:
-            connection.close()
