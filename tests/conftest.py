@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import txnkv
-from tests import hosts, internals
+from tests import handlers, hosts, internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.clocks import clock
 from txnkv.storage.faults import disarm
@@ -182,6 +182,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.nodeid.removeprefix("tests/")
         if "spark" in getattr(item, "fixturenames", ()) and not name.startswith(_SPARK):
             raise pytest.UsageError(f"{name} takes a Spark: name its file in {__file__}")
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Require of public calls that no signal handler comes between where they use the store."""
+    found = handlers.watch(monkeypatch)
+    yield
+    assert not found, f"where a signal handler may come between: {sorted(set(found))}"
 
 
 def pytest_collection_finish() -> None:

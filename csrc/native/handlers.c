@@ -28,6 +28,7 @@ typedef struct {
     PyObject_HEAD
     volatile unsigned long *main; /* whose handlers run; 0: nobody's, while a call lasts */
     unsigned long calm;           /* the thread whose call lasts; 0: none */
+    unsigned long nobody;         /* 0, in the place of `main` behind the end */
 } handlers_t;
 
 /* Tell whether CPython takes this thread for the main one; -1 with an error set. */
@@ -168,9 +169,18 @@ static PyObject *handlers_forget(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+/* end(): from here on all calls are made as they come, as no handler matters any more. */
+static PyObject *handlers_end(PyObject *self, PyObject *none) {
+    (void)none;
+    handlers_t *handlers = (handlers_t *)self;
+    if (handlers->calm == 0) handlers->main = &handlers->nobody;
+    Py_RETURN_NONE;
+}
+
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL, NULL
 static PyMethodDef methods[] = {
     {"calm", handlers_calm, METH_NOARGS, NULL},
+    {"end", handlers_end, METH_NOARGS, NULL},
     {"forget", handlers_forget, METH_NOARGS, NULL},
     {"here", handlers_here, METH_NOARGS, NULL},
     {"let", FAST(handlers_let)},

@@ -276,3 +276,8 @@ def messages() -> Callable[..., list[txnkv.Message]]:
 def values() -> Callable[..., list[bytes | None]]:
     """Their values."""
     return lambda topic, isolation="read_committed": [m.value for m in read(topic, isolation)]
+
+
+@pytest.fixture(autouse=True)
+def always_calm(calm: None) -> None:
+    """See `calm`."""

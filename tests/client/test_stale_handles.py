@@ -44,15 +44,17 @@ def test_a_handle_drops_its_table_whatever_the_name(client: txnkv.Client) -> Non
         table = second.create_table("t", SCHEMA)
         client.rename_table("t", "u")
         client.create_table("t", SCHEMA)
+        assert client.table(table).name == "u"
         second.drop_table(table)
         assert client.tables() == ["t"]
 
 
 @pytest.mark.parametrize("wrong", [None, 5, object()])
 def test_what_is_no_handle(client: txnkv.Client, wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a table is a name or a Table, not"):
-        client.drop_table(wrong)
-    for ask in (client.drop_topic, lambda topic: client.consumer(topic, group="g")):
+    for ask in (client.table, client.drop_table):
+        with pytest.raises(TypeError, match="a table is a name or a Table, not"):
+            ask(wrong)
+    for ask in (client.topic, client.drop_topic, lambda topic: client.consumer(topic, group="g")):
         with pytest.raises(TypeError, match="a topic is a name or a Topic, not"):
             ask(wrong)
 
@@ -60,10 +62,11 @@ def test_what_is_no_handle(client: txnkv.Client, wrong: Any) -> None:
 def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv.Client) -> None:
     for each in (client, other):
         each.create_table("t", SCHEMA).insert({"id": 1})
-        subscription = each.create_topic("e").subscribe("s")
+        each.create_topic("e").subscribe("s").close()
         with each.transaction() as txn:
             txn.send("e", "v")
     table, topic = other.table("t"), other.topic("e")
+    subscription = topic.subscribe("s")
     message = subscription.receive(timeout=0)
     assert message is not None
     rows, values = pa.table({"id": [2]}), pa.table({"value": [b"w"]})
@@ -77,6 +80,8 @@ def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv
         lambda txn: subscription.ack(message, txn),
         lambda _: client.new_session().ack(subscription, message),
         lambda _: client.new_session().send(topic, "w"),
+        lambda _: client.table(table),
+        lambda _: client.topic(topic),
         lambda _: client.drop_table(table),
         lambda _: client.drop_topic(topic),
         lambda _: client.consumer(topic, group="g"),

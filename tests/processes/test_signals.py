@@ -134,6 +134,19 @@ class World:
     def poll(self) -> None:
         self.consumer.poll(timeout=0)
 
+    def compact(self) -> None:
+        self.client.compact()
+
+    def recall(self) -> None:
+        self.client.create_table("kept", SCHEMA, exists_ok=True)
+        self.client.drop_table("kept", keep=60)
+        self.client.recall_table("kept")
+
+    def named(self) -> None:
+        self.txn = txn = self.client.new_transaction(name="one")
+        self._work(txn)
+        txn.commit()
+
     def _number(self) -> bytes:
         return b"%d" % self.next
 
@@ -211,7 +224,7 @@ def world(client: txnkv.Client, until: Callable[..., Any]) -> Iterator[World]:
 OPERATIONS = [
     "get_memory", "get_disk", "get_many", "scan", "scan_short", "scan_by_key", "get_by",
     "get_by_in_a_transaction", "snapshot", "read_in_a_transaction", "commit", "commit_large",
-    "with_block", "run", "flush", "receive", "poll", "fetch",
+    "with_block", "run", "flush", "receive", "poll", "fetch", "compact", "recall", "named",
 ]  # fmt: skip
 
 

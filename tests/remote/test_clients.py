@@ -391,9 +391,12 @@ def test_a_handle_of_what_was_dropped_drops_no_namesake(
     client.drop_table(table, missing_ok=True)
     store.create_table("t", schema)
     store.create_topic("events")
-    with pytest.raises(txnkv.TableNotFoundError, match="'t' is the name of another now"):
-        client.drop_table(table)
-    for ask in (client.drop_topic, lambda topic: client.consumer(topic, group="g")):
+    for ask in (client.drop_table, client.table):
+        with pytest.raises(txnkv.TableNotFoundError, match="'t' is the name of another now"):
+            ask(table)
+    with pytest.raises(TypeError, match="a table is a name or a Table, not "):
+        client.table(5)
+    for ask in (client.drop_topic, client.topic, lambda topic: client.consumer(topic, group="g")):
         with pytest.raises(txnkv.TopicNotFoundError, match="'events' is the name of another now"):
             ask(topic)
     client.drop_topic(topic, missing_ok=True)

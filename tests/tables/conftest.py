@@ -51,3 +51,8 @@ def unique(client: txnkv.Client, people: txnkv.Table) -> txnkv.Table:
     client.create_index(people, "mail", unique=True)
     client.create_index(people, ["n"])
     return people
+
+
+@pytest.fixture(autouse=True)
+def always_calm(calm: None) -> None:
+    """See `calm`."""

@@ -36,7 +36,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.storage import Contender, caller
+from txnkv.storage import Contender, caller, shielded
 from txnkv.tables import Partitioning, Schema
 from txnkv.topics import Hold
 from txnkv.transaction import DEFAULTS, Connection, Retries, Transaction
@@ -104,6 +104,7 @@ def producer_number(table: Table) -> int:
     return (table.info.id << _NUMBERS_BITS) + table.next_id()
 
 
+@shielded
 def claim_name(
     connection: Connection, name: str, known: Claim | None = None, via: str = ""
 ) -> Claim:
@@ -166,6 +167,7 @@ class _Begin(NamedTuple):
     parts: PartIds
 
 
+@shielded
 def _begin_named(
     connection: Connection,
     name: str,

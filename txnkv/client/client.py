@@ -112,14 +112,13 @@ class Client(Connection, Closing):
             return Table(self, engine.create(*made_of))
         return Table(self, engine.provide(*made_of, evolve=evolve))
 
-    def table(self, name: str) -> Table:
+    def table(self, name: AnyTable) -> Table:
         """The table of this name.
 
         Raises:
             TableNotFoundError: there is none.
         """
-        self.require_open()
-        return Table(self, self.instance.engine.get(name))
+        return Table(self, self.table_info(name))
 
     @shielded
     def tables(self) -> list[str]:
@@ -165,6 +164,7 @@ class Client(Connection, Closing):
         info = self.table_info(table)
         return Table(self, self.instance.engine.alter(info, lambda schema: schema, name))
 
+    @shielded
     def recall_table(self, name: str) -> Table:
         """Bring back a table that was dropped with `keep`, until its time is over.
 
@@ -281,14 +281,13 @@ class Client(Connection, Closing):
             group_members.forget_positions(self, name)
         return Topic(self, self.instance.topics.create(name, partitions, buffer, options, **how))
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: AnyTopic) -> Topic:
         """The topic of this name.
 
         Raises:
             TopicNotFoundError: there is none.
         """
-        self.require_open()
-        return Topic(self, self.instance.topics.get(name))
+        return Topic(self, self.topic_info(name))
 
     def consumer(self, topic: AnyTopic, group: str, **rest: Unpack[GroupOptions]) -> GroupConsumer:
         """A member of a group, which reads its share of a topic. See `GroupConsumer`."""
@@ -532,6 +531,7 @@ class Client(Connection, Closing):
         with self.instance.store.status.write() as cur:
             return repair_clock(cur)
 
+    @shielded
     def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
         """Merge row sets now, leave out what no snapshot sees, and give back space. Of topics what
         retention does not keep goes, and by `cleanup="compact"` what later messages of a key hide.

@@ -437,6 +437,7 @@ class Consumer(Closing):
             if not waiting.wait(self._is_pending()):
                 return []
 
+    @brief
     def _is_pending(self) -> bool:
         if self._whole is not None:
             return any(reader.pending for reader in self._readers.values())

@@ -122,6 +122,7 @@ class Producer(Closing):
         self._closed = False
         _OPEN.add(self)
 
+    @shielded
     def _make_sender(self, connection: Connection, name: str | None, patience: float) -> Sender:
         return Sender(connection.instance.topics, self._topic, name, patience)
 

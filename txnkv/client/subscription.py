@@ -28,7 +28,7 @@ from txnkv.errors import (
     require_count,
     require_several,
 )
-from txnkv.storage import WhenDropped, new_lock, shielded, shielded_unless
+from txnkv.storage import WhenDropped, brief, new_lock, shielded, shielded_unless
 from txnkv.topics import (
     HELD_BYTES,
     KEY_SHARED,
@@ -229,7 +229,7 @@ class Subscription(Closing):
                 self._on_its_way = False
                 return found
             try:
-                if not waiting.wait(self._reader.pending):
+                if not waiting.wait(self._is_pending()):
                     return []
             except _Stirred:
                 continue
@@ -340,10 +340,15 @@ class Subscription(Closing):
             return None if raw is None else Encoded(raw)
         return message.value
 
+    @brief
     def _check(self) -> None:
         self._require_open()
         if self._reader.stirred():
             raise _Stirred
+
+    @brief
+    def _is_pending(self) -> bool:
+        return self._reader.pending
 
     # -- acknowledging -----------------------------------------------------------------
 

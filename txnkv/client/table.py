@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
@@ -157,6 +158,7 @@ class Table(Closing):
         return self._now().schema
 
     @property
+    @shielded
     def history(self) -> float | None:
         """The seconds for which versions are kept, math.inf for ever; None: as long as the store
         says.
@@ -331,10 +333,8 @@ class Table(Closing):
         connection.require_open()
         if snapshot is not None and isinstance(snapshot, Snapshot):
             snapshot.require_open()
-        info = self._at(snapshot)
-        return Scan.over(
-            connection, info, lambda: self._view(snapshot), columns, where, ordered, limit
-        )
+        view = partial(self._view, snapshot)
+        return Scan.over(connection, self._at(snapshot), view, columns, where, ordered, limit)
 
     def dataset(self, snapshot: At = None) -> pa.dataset.Dataset:
         """The table as a dataset of Arrow, for DuckDB, polars and others.

@@ -198,6 +198,7 @@ class Topic(Closing):
             self._connection, self.info, None, name, type, start, partitions, max_bytes, **options
         )
 
+    @shielded
     def subscriptions(self) -> list[str]:
         """The names of its subscriptions, sorted."""
         return [info.name for info in self._engine().subscriptions.of_topic(self.info)]

@@ -17,6 +17,7 @@ from txnkv.client import (
     Planning,
     Snapshot,
     Table,
+    Topic,
     close_producers,
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
@@ -78,8 +79,8 @@ _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "applied applications forget_applied stats metrics repair_clock check compact "
     "create_index drop_index",
 )
-@remote_calls("Client", "create_table table recall_table", RemoteTable)
-@remote_calls("Client", "create_topic topic", RemoteTopic)
+@remote_calls("Client", "create_table recall_table", RemoteTable)
+@remote_calls("Client", "create_topic", RemoteTopic)
 class RemoteClient(RemoteHandle, Client):
     """See `txnkv.Client`.
 
@@ -155,6 +156,14 @@ class RemoteClient(RemoteHandle, Client):
         return _MADE[name](self, what)
 
     # -- catalog -----------------------------------------------------------------------
+
+    @like(Client.table)
+    def table(self, name: Any) -> Table:
+        return self.table_of(self._own_name(self.table_of, name))
+
+    @like(Client.topic)
+    def topic(self, name: Any) -> Topic:
+        return self.topic_of(self._own_name(self.topic_of, name))
 
     def rename_table(self, table: AnyTable, name: str) -> Table:
         known = self.table_of(table)

@@ -54,6 +54,7 @@ from txnkv.storage.runtime_file import (
     RuntimeFile,
     opening_lock,
 )
+from txnkv.storage.threads import brief
 
 NOTHING = (1 << 64) - 1
 """The word of a slot that pins nothing."""
@@ -221,6 +222,7 @@ class Runtime(StoreWords):
         slot = self._slot
         return self.require_slot() if slot is None else slot
 
+    @brief
     def require_slot(self) -> int:
         """Have a slot, in which others see what is pinned here.
 

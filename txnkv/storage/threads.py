@@ -54,6 +54,7 @@ generator that was broken off is ended so, too: at its end it waits for no threa
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -114,7 +115,7 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        self.main = threading.main_thread().ident
+        self.main: int | None = threading.main_thread().ident
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._started = 0
         self._calls_open: list[None] = []  # one for each that has not ended
@@ -280,6 +281,20 @@ def shielded_steps(items: Iterator[T]) -> Iterator[T]:
     step = shielded(partial(next, items, _END))
     while (item := step()) is not _END:
         yield item
+
+
+def _at_exit() -> None:
+    """Have what finalizers call behind this be done where they call it: the threads of the library
+    go no further, for the interpreter has ended for all but one.
+    """
+    _threads.main = None
+    if _handlers is not None:
+        _handlers.end()
+    _worker.thread = threading.main_thread()  # which settles nothing any more
+
+
+# First, so that it runs last.
+atexit.register(_at_exit)
 
 
 def _after_fork_in_child() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 from txnkv.coordinator import Timestamp
 from txnkv.core import RowReader
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
-from txnkv.storage import new_lock
+from txnkv.storage import new_lock, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
@@ -56,7 +56,7 @@ class Closing(Handle, ABC):
     def _repr_html_(self) -> str | None:
         """The HTML that a notebook shows; None where the store cannot be read: then the repr."""
         try:
-            shown = self._grid()
+            shown = shielded(self._grid)()
         except TxnkvError:
             return None
         return None if shown is None else _html(repr(self), *shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ from typing import Any, Final
 
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
-from txnkv.errors import NotSupportedError, TxnkvError, TxnNotFoundError
-from txnkv.storage import Store, new_rlock, not_waiting, require_same, store_path
+from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, TxnNotFoundError
+from txnkv.storage import Store, brief, new_rlock, not_waiting, require_same, store_path
 from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
 from txnkv.topics import topic_catalog as topics_schema
@@ -149,7 +150,10 @@ def acquire(
     Raises:
         ValueError: the path is none, or an option makes no sense, or is not that of the instance
             that is open.
+        ClosedError: the interpreter ends.
     """
+    if sys.is_finalizing():
+        raise ClosedError(f"cannot open {path}: the interpreter ends, and starts no threads")
     if path in ("", ":memory:"):
         raise ValueError(
             f"{path!r} names no directory, and a store is one. For a store that goes with the "
@@ -229,6 +233,7 @@ def open_instances() -> list[Instance]:
         return list(_instances.values())
 
 
+@brief
 def _close_all() -> None:
     with _lock:
         left = list(_instances.values())
