@@ -16,8 +16,8 @@ from tests.kafka.test_limits import log_in
 from tests.kafka.test_requests import NOBODY, Dial, _add, _begin, _end, _send
 from tools.kafka_wire import Wire, batch_of
 from txnkv.client import MEMBERS_TABLE, OFFSETS_TABLE
-from txnkv.kafka import KafkaServer, answer_codes
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka import KafkaServer, api_tables
+from txnkv.kafka.api_tables import Code
 from txnkv.remote import RIGHTS
 from txnkv.server import Users, add_user
 
@@ -279,7 +279,7 @@ def test_a_table_of_another_shape_in_place_of_groups(
         lambda: wire.ask("DeleteGroups", groups_names=["g"])["results"][0],
         lambda: wire.ask("OffsetDelete", **{**parts, "group_id": "g"}),
     ]
-    answer_codes._tell.cache_clear()
+    api_tables._tell.cache_clear()
     for ask in (offsets if name == OFFSETS_TABLE else members) + both:
         assert ask()["error_code"] == Code.UNKNOWN_SERVER_ERROR
     (line,) = caplog.records

@@ -18,7 +18,7 @@ from tools.bounces.server import Serving
 from tools.kafka_wire import Wire, batch_of
 from txnkv.coordinator import PARTITION, status_table
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.storage.faults import arm, disarm
 
 Serve = Callable[..., KafkaServer]

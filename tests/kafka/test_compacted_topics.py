@@ -12,7 +12,7 @@ from tests.kafka.test_admin_requests import altered, described
 from tests.kafka.test_requests import _add, _begin, _send
 from tools.kafka_wire import Wire, batch_of
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 
 POLICY = "cleanup.policy"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from txnkv.kafka import consumer_groups
-from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.api_tables import Code, KafkaError
 from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, Groups, JoinRequest
 
 

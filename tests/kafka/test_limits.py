@@ -19,7 +19,7 @@ from tests.kafka.test_groups import asking, refused, running, until
 from tests.kafka.test_requests import _begin, _commit_offset, _end
 from tools.kafka_wire import Wire, batch_of
 from txnkv.kafka import KafkaServer, consumer_groups, listener
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import STABLE, ConsumerGroup, Groups
 from txnkv.server import Users, add_user
 

@@ -12,7 +12,7 @@ import txnkv
 from tests import internals
 from tools.kafka_wire import Seen, Wire, batch_of
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.server import Users, add_user
 
 Dial = Callable[[KafkaServer], Wire]

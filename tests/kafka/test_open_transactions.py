@@ -12,7 +12,7 @@ from tests import internals
 from tests.kafka.test_requests import _add, _begin, _end, _send
 from tools.kafka_wire import Wire
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 
 Serve = Callable[..., KafkaServer]
 Dial = Callable[[KafkaServer], Wire]

@@ -25,7 +25,7 @@ from tools.bounces.server import Serving
 from tools.kafka_wire import Wire, batch_of, request
 from txnkv import core
 from txnkv.kafka import KafkaServer, log_requests
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.kafka.wire_codec import _fields_of, _Reader
 from txnkv.server import Users
 from txnkv.storage.faults import InjectedFault, arm, disarm

@@ -13,7 +13,7 @@ from tests.kafka.test_groups import asking, running, until
 from tests.kafka.test_requests import _add, _begin, _commit_offset, _end, _offset, _send
 from tools.kafka_wire import Wire
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import ConsumerGroup
 from txnkv.topics import outbox
 

@@ -16,7 +16,7 @@ import txnkv
 from tools.kafka_wire import BY_NAME, Seen, Wire, batch_of, request
 from txnkv import core
 from txnkv.kafka import KafkaServer
-from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.api_tables import Code
 from txnkv.kafka.listener import HANDLERS
 from txnkv.kafka.wire_codec import MalformedError, read_request
 from txnkv.server import Users, add_user

@@ -26,7 +26,7 @@ import pyarrow as pa
 from txnkv.client import Client, Table, offsets_table
 from txnkv.client import connect as connect_here
 from txnkv.errors import AuthenticationError, TopicNotFoundError
-from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.api_tables import Code, KafkaError
 from txnkv.kafka.consumer_groups import Groups
 from txnkv.kafka.transactional_ids import TransactionalIds
 from txnkv.kafka.wire_codec import KafkaRequest

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.api_tables import Code, KafkaError
 from txnkv.storage import new_condition, new_lock
 
 EMPTY: Final = "Empty"

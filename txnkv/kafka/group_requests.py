@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from txnkv.client import live_members
 from txnkv.errors import TxnkvError
-from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinRequest
 from txnkv.kafka.transaction_requests import named_producer

@@ -27,8 +27,7 @@ from typing import Any, Final
 
 from txnkv.errors import TxnkvError, UnavailableError
 from txnkv.kafka import group_requests, log_requests, topic_requests, transaction_requests
-from txnkv.kafka.answer_codes import Code, KafkaError, code_of
-from txnkv.kafka.api_tables import API_VERSIONS, APIS
+from txnkv.kafka.api_tables import API_VERSIONS, APIS, Code, KafkaError, code_of
 from txnkv.kafka.broker import Broker, ByteRoom, Handler, MemoryHold, Peer
 from txnkv.kafka.wire_codec import (
     KafkaRequest,

@@ -23,7 +23,7 @@ import pyarrow as pa
 from txnkv.core import CoreError, encode_records
 from txnkv.core import compute as pc
 from txnkv.errors import CommitOutcomeUnknownError, CorruptionError, OutOfOrderSequenceError
-from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import Broker, Handler, Peer
 from txnkv.kafka.record_batches import MOST_BYTES, ProducerBatch, read_batch
 from txnkv.kafka.transactional_ids import Named

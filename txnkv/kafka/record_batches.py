@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from txnkv.core import CoreError, LimitError, crc32c, decode_records
-from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.api_tables import Code, KafkaError
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CHECKED_FROM: Final = 21

@@ -19,7 +19,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.server import SCRAM, ScramExchange, Users

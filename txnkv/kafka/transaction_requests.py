@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from txnkv.coordinator import PARTITION, TxnRow, TxnState, status_table
 from txnkv.errors import TxnkvError
-from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import Broker, Handler, Peer
 from txnkv.kafka.transactional_ids import Named
 from txnkv.kafka.wire_codec import KafkaRequest

@@ -55,7 +55,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.api_tables import Code, KafkaError
 from txnkv.storage import boot_id, clock, new_lock, new_rlock
 from txnkv.topics import Partition, TopicInfo, append, open_in, outbox, producers
 from txnkv.transaction import ROLLED_BACK, Transaction, TxnContext
