@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 
 class TxnkvError(Exception):
@@ -255,6 +257,22 @@ def require_number(name: str, given: object, unit: str = "seconds", *, whole: bo
         raise TypeError(f"{name} is a number of {unit}, not the {type(given).__name__} {given!r}")
 
 
+def as_index(name: str, given: Any) -> int:
+    """Return an integer, one of numpy's too, as Python's; TypeError for anything else."""
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"{name} is a number, not the {type(given).__name__} {given!r}")
+    return operator.index(given)
+
+
+def require_text(name: str, given: str) -> None:
+    """Refuse a string with ValueError that UTF-8 cannot have: a half of a character is in it."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        what = f"{given[error.start]!r} at {error.start}"
+        raise ValueError(f"{name} has {what}, which is no character of UTF-8") from None
+
+
 def require_count(name: str, given: float, unit: str = "messages") -> None:
     """Refuse an argument with TypeError that is no number, with ValueError that is not above 0."""
     if given.__class__ is not int:
@@ -267,3 +285,16 @@ def require_several(name: str, given: object, of: str) -> None:
     """Refuse an argument with TypeError that is no list, or the like, of several."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{name} is a list of {of}, not the {type(given).__name__} {given!r}")
+
+
+def as_names(name: str, given: Any) -> list[str]:
+    """Return one name or several as a list; TypeError for anything else."""
+    if isinstance(given, str):
+        return [given]
+    require_several(name, given, "names")
+    return list(given)
+
+
+def as_offsets(given: Mapping[Any, Any]) -> dict[int, int]:
+    """Return offsets by partition as Python's integers; TypeError where one is no integer."""
+    return {as_index("a partition", n): as_index("an offset", at) for n, at in given.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
 from collections.abc import Callable
 from datetime import date, datetime
@@ -10,11 +11,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import txnkv
 from txnkv import client as client_room
 
+NAN = math.nan
 ID = txnkv.Schema({"id": "int64"}, primary_key=["id"])
 
 
@@ -192,6 +195,14 @@ def test_options_have_the_types_of_their_words(
         ("segment_bytes", lambda c, t: c.create_topic("new", segment_bytes=True)),
         ("timeout", lambda c, t: t.consumer().poll(timeout="5")),
         ("offset", lambda c, t: t.consumer().seek(0, 0.5)),
+        ("timeout", lambda c, t: c.new_transaction(timeout=True)),
+        ("lock_timeout", lambda c, t: c.new_transaction(lock_timeout=False)),
+        ("attempts", lambda c, t: c.run(lambda txn: None, attempts=1.5)),
+        ("cache_bytes", lambda c, t: txnkv.connect("none", cache_bytes=math.inf)),
+        ("timeout", lambda c, t: t.subscribe("s").receive(timeout="5")),
+        ("offset", lambda c, t: t.fetch(0, None)),
+        ("offset", lambda c, t: t.fetch(0, "latest")),
+        ("max_bytes", lambda c, t: t.fetch(0, 0, max_bytes="5")),
     ],
 )
 def test_what_is_no_number_is_named(
@@ -201,6 +212,91 @@ def test_what_is_no_number_is_named(
     with pytest.raises(TypeError, match=f"^{what} is a number of "):
         call(client, topic)
     assert (client.tables(), client.topics()) == (["t"], ["e"])
+
+
+HALF = "a\udcff"
+"""Python's text for a byte that is none, of which UTF-8 knows nothing."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (ValueError, "timeout is a number of seconds", lambda c, t: t.consumer().poll(timeout=NAN)),
+        (ValueError, "timeout is a number", lambda c, t: t.subscribe("s").receive(timeout=NAN)),
+        (ValueError, "deadline is None or", lambda c, t: c.run(lambda txn: None, deadline=NAN)),
+        (ValueError, "keepalive_time=nan", lambda c, t: txnkv.connect("none", keepalive_time=NAN)),
+        (TypeError, "an offset is a number", lambda c, t: t.consumer(start={0: "latest"})),
+        (TypeError, "a partition is a number", lambda c, t: t.consumer(start={"0": 1})),
+        (TypeError, "an offset is a num", lambda c, t: t.subscribe("s", start={0: "latest"})),
+        (
+            TypeError,
+            "a partition is a number, not the str",
+            lambda c, t: t.consumer(partitions=["0"]),
+        ),
+        (TypeError, "a partition is", lambda c, t: t.subscribe("s", partitions=[0.0])),
+        (TypeError, "a time is a Snapshot", lambda c, t: c.snapshot(at=True)),
+        (
+            TypeError,
+            "primary_key is a list",
+            lambda c, t: txnkv.Schema({"i": "int8"}, None),
+        ),
+        (TypeError, "partition_by is a list of", lambda c, t: c.create_table("n", ID, 5)),
+        (TypeError, "columns is a list of names", lambda c, t: txnkv.hash_partition(5, 2)),
+        (TypeError, "bounds is a list of values", lambda c, t: txnkv.range_partition("id", 5)),
+        (ValueError, "a message's value has '.udcff' at 1", lambda c, t: _send(c, t, HALF)),
+        (ValueError, "a message's key has", lambda c, t: _send(c, t, "v", HALF)),
+        (ValueError, "header's name has", lambda c, t: _send(c, t, "v", headers={HALF: ""})),
+        (ValueError, "a table's name has", lambda c, t: c.create_table(HALF, ID)),
+        (ValueError, "a topic's name has", lambda c, t: c.create_topic(HALF)),
+        (ValueError, "a topic's name has", lambda c, t: c.topic(HALF)),
+        (ValueError, "a subscription's name has", lambda c, t: t.subscribe(HALF)),
+        (ValueError, "a group's name has", lambda c, t: c.consumer(t, HALF)),
+        (ValueError, "a transaction's name has", lambda c, t: c.new_transaction(name=HALF)),
+        (ValueError, "an application id has", lambda c, t: c.applied(HALF)),
+        (txnkv.SchemaError, "its name has", lambda c, t: txnkv.Schema({HALF: "int8"}, ["i"])),
+        (
+            txnkv.SchemaError,
+            r"^column 'i': 'decimal128\(39,1\)'",
+            lambda c, t: txnkv.Schema({"i": "decimal128(39,1)"}, ["i"]),
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    client: txnkv.Client, error: type[Exception], words: str, call: Callable[..., object]
+) -> None:
+    topic = client.create_topic("e")
+    with pytest.raises(error, match=words):
+        call(client, topic)
+    assert (client.tables(), client.topics()) == ([], ["e"])
+
+
+def _send(client: txnkv.Client, topic: txnkv.Topic, *given: Any, **options: Any) -> None:
+    client.run(lambda txn: txn.send(topic, *given, **options))
+
+
+def test_times_without_end_are_taken(client: txnkv.Client, tmp_path: Path) -> None:
+    client.new_transaction(timeout=1e308).rollback()
+    topic = client.create_topic("e")
+    with client.consumer(topic, "g", max_poll_seconds=1e300) as member:
+        assert member.poll(timeout=0) == []
+    assert topic.consumer().poll(timeout=-1e308) == []
+    with txnkv.connect(tmp_path / "other", keepalive_time=math.inf) as other:
+        other.new_transaction().rollback()
+
+
+def test_integers_of_numpy_are_integers(client: txnkv.Client, tmp_path: Path) -> None:
+    one, two = np.int64(1), np.int64(2)
+    topic = client.create_topic("e", partitions=two)
+    topic.alter(partitions=np.int64(3))
+    client.create_table("t", ID, txnkv.hash_partition("id", two))
+    _send(client, topic, "v", partition=one)
+    assert topic.fetch(one, np.int64(0)).high_watermark == 1
+    for options in ({"start": {one: np.int64(0)}}, {"partitions": np.array([1])}):
+        found = topic.consumer(**options).poll(timeout=0)
+        assert [(message.partition, message.value) for message in found] == [(1, b"v")]
+    now = client.snapshot().timestamp
+    assert client.snapshot(at=np.int64(now)).timestamp == now
+    txnkv.connect(tmp_path / "other", cache_bytes=np.int64(1 << 20)).close()
 
 
 @pytest.mark.parametrize("read", ["consumer", "subscribe"])

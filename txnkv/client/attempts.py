@@ -35,6 +35,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TxnkvError,
     TxnNotFoundError,
+    require_text,
 )
 from txnkv.storage import Contender, caller, shielded
 from txnkv.tables import Partitioning, Schema
@@ -150,6 +151,7 @@ def begin_transaction(
         return Transaction.begin(connection, **rest)
     if not isinstance(name, str) or not name:
         raise ValueError(f"a transaction's name is a non-empty string or None, not {name!r}")
+    require_text("a transaction's name", name)
     if rest.get("spare") is not None:  # it may take several, of which the last one counts
         raise ValueError("a transaction with a name begins with no id that was given before")
     connection.require_writable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, get_args
@@ -16,6 +16,8 @@ from txnkv.errors import (
     ClosedError,
     CorruptionError,
     TxnkvError,
+    as_index,
+    as_offsets,
     require_count,
     require_number,
     require_several,
@@ -125,7 +127,7 @@ class Consumer(Closing):
         every = self._engine.partitions(topic)
         require_several("partitions", () if partitions is None else partitions, "numbers")
         self._every = partitions is None
-        chosen = range(len(every)) if partitions is None else list(partitions)
+        chosen = range(len(every)) if partitions is None else [*partitions]
         if not chosen:
             raise ValueError("partitions has no number: leave it away to read all")
         self._partitions = {number: every[number] for number in self._checked(chosen)}
@@ -321,7 +323,7 @@ class Consumer(Closing):
             raise ValueError(
                 f"start is 'earliest', 'latest' or a dict of offsets by partition, not {start!r}"
             )
-        offsets = {} if isinstance(start, str) else dict(start)
+        offsets = {} if isinstance(start, str) else as_offsets(start)
         self._checked(offsets)
         if any(offset < 0 for offset in offsets.values()):
             raise ValueError(f"offsets begin at 0, not {min(offsets.values())}")
@@ -370,15 +372,16 @@ class Consumer(Closing):
             return found.high_watermark
         return found.last_stable_offset
 
-    def _checked(self, numbers: Sequence[int] | Mapping[int, int] | range) -> list[int]:
+    def _checked(self, given: Iterable[int]) -> list[int]:
         count = len(self._topic.partitions)
+        numbers = {as_index("a partition", number) for number in given}
         for number in numbers:
             if not 0 <= number < count:
                 raise ValueError(
                     f"topic {self._topic.name!r} has no partition {number!r}: it has {count}, "
                     f"numbered from 0 to {count - 1}"
                 )
-        return sorted(set(numbers))
+        return sorted(numbers)
 
     def _reader(self, partition: int) -> PartitionReader:
         found = self._readers.get(partition)

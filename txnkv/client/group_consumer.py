@@ -40,6 +40,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TxnkvError,
     require_number,
+    require_text,
 )
 from txnkv.storage import WhenDropped, clock
 from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start
@@ -120,6 +121,7 @@ class GroupConsumer(Closing):
     ) -> None:
         if not isinstance(group, str) or not group:
             raise ValueError(f"a group's name is a non-empty string, not {group!r}")
+        require_text("a group's name", group)
         if isolation not in ("read_committed", "read_uncommitted"):
             raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
         if reset not in RESETS:

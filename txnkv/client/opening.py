@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+from typing import Final
 
 from txnkv.client.client import Client
 from txnkv.coordinator import KEEPALIVE_TIME, MIN_KEEPALIVE
@@ -10,6 +12,9 @@ from txnkv.errors import require_number
 from txnkv.storage import shielded
 from txnkv.transaction import expiring
 from txnkv.transaction import instance as instances
+
+_LONGEST: Final = 1e9
+"""Seconds that a transaction may be without heartbeat at most."""
 
 
 @shielded
@@ -48,12 +53,14 @@ def connect(
     """
     require_number("keepalive_time", keepalive_time)
     require_number("history", history or 0)
-    require_number("cache_bytes", cache_bytes or 0, "bytes")
-    if keepalive_time < MIN_KEEPALIVE:
+    if cache_bytes is not None:
+        require_number("cache_bytes", cache_bytes, "bytes", whole=True)
+        cache_bytes = operator.index(cache_bytes)
+    if not keepalive_time >= MIN_KEEPALIVE:
         raise ValueError(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
             "be late behind threads that compute"
         )
     make = create and not read_only
     instance = instances.acquire(path, make, read_only, history, cache_bytes)
-    return Client(expiring(instance), keepalive_time)
+    return Client(expiring(instance), min(keepalive_time, _LONGEST))

@@ -25,6 +25,7 @@ from txnkv.errors import (
     InvalidTxnStateError,
     TxnkvError,
     UnavailableError,
+    as_index,
     require_count,
     require_several,
 )
@@ -49,12 +50,15 @@ from txnkv.topics import (
     TopicInfo,
     Waiting,
     deadline,
+    require_time,
 )
 from txnkv.transaction import Acknowledged, Closing, Connection, Session, Transaction, message_ids
 
 _log = logging.getLogger("txnkv")
 
 _DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
+_TIMES: Final = (int, float, type(None))
+"""Classes of a `timeout` that need no look."""
 
 
 class _Stirred(Exception):
@@ -113,7 +117,9 @@ def subscribe(
     require_several("partitions", () if partitions is None else partitions, "numbers")
     if partitions is not None and type == KEY_SHARED:
         raise ValueError("consumers of a key_shared subscription read all partitions: name none")
-    numbers = None if partitions is None else sorted(set(partitions))
+    numbers = None
+    if partitions is not None:
+        numbers = sorted({as_index("a partition", number) for number in partitions})
     if numbers is not None and not (numbers and set(numbers) <= set(range(len(topic.partitions)))):
         raise ValueError(
             f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
@@ -217,6 +223,8 @@ class Subscription(Closing):
             TxnkvError: as `receive`.
         """
         require_count("max_messages", max_messages)
+        if timeout.__class__ not in _TIMES or timeout != timeout:
+            require_time(timeout)
         found = self._take(max_messages)
         if found or (timeout is not None and timeout <= 0):
             self._on_its_way = False  # nothing is called until the caller has them

@@ -11,7 +11,7 @@ import pyarrow as pa
 from txnkv.client.consumer import Consumer
 from txnkv.client.producer import Producer
 from txnkv.client.subscription import Subscription
-from txnkv.errors import ClosedError, TopicNotFoundError
+from txnkv.errors import ClosedError, TopicNotFoundError, as_index, require_count, require_number
 from txnkv.storage import shielded
 from txnkv.topics import (
     HELD_BYTES,
@@ -132,6 +132,8 @@ class Topic(Closing):
             OffsetOutOfRangeError: the offset is below the log's start or above its end.
             ValueError: there is no such partition.
         """
+        require_number("offset", offset, "messages", whole=True)
+        require_count("max_bytes", max_bytes, "bytes")
         engine = self._engine()
         return fetch(engine, self._partition(partition, engine), offset, max_bytes, isolation)
 
@@ -369,8 +371,7 @@ class Topic(Closing):
         return [(self._partition(number), offset) for number, offset in sorted(offsets.items())]
 
     def _partition(self, number: int, engine: TopicEngine | None = None) -> Partition:
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"a partition is a number, not {type(number).__name__}")
+        number = as_index("a partition", number)
         if not 0 <= number < self.partitions:
             raise ValueError(
                 f"there is no partition {number}: topic {self.name!r} has {self.partitions}, "

@@ -36,7 +36,7 @@ from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
 from txnkv.coordinator.orchestration import Participants
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import AlreadyAppliedError
+from txnkv.errors import AlreadyAppliedError, require_text
 from txnkv.storage import Store, declare_fault_point, fault_point
 
 KIND: Final = "application"
@@ -76,6 +76,7 @@ class Mark:
     def __post_init__(self) -> None:
         if not isinstance(self.app_id, str) or not self.app_id:
             raise ValueError(f"an application id is a non-empty string, not {self.app_id!r}")
+        require_text("an application id", self.app_id)
         if not isinstance(self.version, int) or isinstance(self.version, bool):
             raise TypeError(f"a version is an int, not {type(self.version).__name__}")
         if not 0 <= self.version <= MAX_TIMESTAMP:
@@ -89,6 +90,7 @@ class Mark:
 
 def find(cur: apsw.Cursor, app_id: str, tcid: int) -> Applied | None:
     """The last version of an application; None when there is none."""
+    require_text("an application id", app_id)
     found = cur.execute(
         "SELECT version, source, commit_ts, txn_id FROM applications WHERE app_id = ?", (app_id,)
     ).fetchone()

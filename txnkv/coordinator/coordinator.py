@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -110,6 +109,7 @@ def _require_whole(store: Store) -> None:
 
 
 _KINDS: Final = 64
+_FOREVER: Final = 1e11  # seconds, whose microseconds are a timestamp
 """Kinds of transactions whose fields are kept, at most: by what they ask for."""
 
 
@@ -196,7 +196,7 @@ class Coordinator:
         """
         if snapshot is None:
             snapshot = self.latest()
-        micros = None if timeout is None or timeout == math.inf else int(timeout * 1e6)
+        micros = None if timeout is None or timeout > _FOREVER else int(timeout * 1e6)
         kind = micros, isolation, locking, keepalive
         fields = self._kinds.get(kind)
         if fields is None:

@@ -88,7 +88,10 @@ def parse_type(text: str) -> pa.DataType:
     if name in _SIMPLE:
         return _SIMPLE[name]
     if found := _DECIMAL.fullmatch(name):
-        return pa.decimal128(int(found[1]), int(found[2]))
+        try:
+            return pa.decimal128(int(found[1]), int(found[2]))
+        except (ValueError, OverflowError) as error:
+            raise SchemaError(f"{name!r}: {error}") from None
     if found := _ZONED.fullmatch(name):
         return pa.timestamp("us", tz=found[1].strip())
     if found := _NESTED.fullmatch(name):

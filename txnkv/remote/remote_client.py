@@ -29,6 +29,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TxnNotFoundError,
     UnavailableError,
+    require_number,
 )
 from txnkv.metrics import Metrics
 from txnkv.remote.channel import Call, Channel
@@ -102,7 +103,8 @@ class RemoteClient(RemoteHandle, Client):
         keepalive_time: float,
         read_only: bool,
     ) -> None:
-        if keepalive_time < MIN_KEEPALIVE:
+        require_number("keepalive_time", keepalive_time)
+        if not keepalive_time >= MIN_KEEPALIVE:
             raise ValueError(f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s")
         self._connection = self
         self._channel = Channel(address, headers, tls, keepalive_time, _reference, read_only)

@@ -134,7 +134,7 @@ def _open(
         connection.set_busy_timeout(BUSY_MILLISECONDS)
         connection.pragma("mmap_size", 0)
         connection.pragma("foreign_keys", 1)
-        connection.pragma("cache_size", -max(cache_bytes // 1024, 1))
+        connection.pragma("cache_size", -min(max(cache_bytes // 1024, 1), 1 << 31))
         prepare(connection)
     except BaseException:
         # Closed here and not by a destructor some time later: it must not be there at a fork.

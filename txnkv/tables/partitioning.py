@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaError
+from txnkv.errors import SchemaError, as_index, as_names, require_several
 from txnkv.tables.schema import Schema, column_array
 
 MAX_TABLETS = 1024
@@ -48,12 +48,12 @@ PartitionBy = HashPartition | RangePartition | Sequence[HashPartition | RangePar
 
 def hash_partition(columns: str | Sequence[str], buckets: int) -> HashPartition:
     """Spread rows evenly over `buckets` tablets by a hash of key columns."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = tuple(as_names("columns", columns))
     if not names:
         raise ValueError("hash_partition needs at least one column")
-    if not isinstance(buckets, int) or not 1 <= buckets <= MAX_TABLETS:
+    if not 1 <= (count := as_index("buckets", buckets)) <= MAX_TABLETS:
         raise ValueError(f"hash_partition takes 1 to {MAX_TABLETS} buckets, not {buckets!r}")
-    return HashPartition(names, buckets)
+    return HashPartition(names, count)
 
 
 def range_partition(columns: str | Sequence[str], bounds: Sequence[Any]) -> RangePartition:
@@ -64,7 +64,8 @@ def range_partition(columns: str | Sequence[str], bounds: Sequence[Any]) -> Rang
         bounds: ascending values; tuples when there are several columns. n bounds make
             n + 1 ranges.
     """
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = tuple(as_names("columns", columns))
+    require_several("bounds", bounds, "values")
     if not names:
         raise ValueError("range_partition needs at least one column")
     rows = tuple(b if isinstance(b, tuple) else (b,) for b in bounds)
@@ -98,6 +99,7 @@ class Partitioning:
         elif isinstance(partition_by, (HashPartition, RangePartition)):
             parts = [partition_by]
         else:
+            require_several("partition_by", partition_by, "hash_partition and range_partition")
             parts = list(partition_by)
         for part in parts:
             if not isinstance(part, (HashPartition, RangePartition)):

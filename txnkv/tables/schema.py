@@ -24,7 +24,7 @@ from txnkv.core import (
     type_name,
     uuid_of,
 )
-from txnkv.errors import SchemaError, require_number
+from txnkv.errors import SchemaError, as_names, require_number, require_text
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ class Schema:
         primary_key: Sequence[str],
         ttl: tuple[str, float] | None = None,
     ) -> None:
-        if isinstance(primary_key, str):
-            primary_key = [primary_key]
+        self.primary_key = tuple(as_names("primary_key", primary_key))
         self.columns: dict[str, Column] = {}
         if not isinstance(columns, Mapping):
             raise TypeError(
@@ -133,10 +132,10 @@ class Schema:
                 raise SchemaError(f"a column's name is a non-empty string, not {name!r}")
             column = given if isinstance(given, Column) else Column(given)
             try:
+                require_text("its name", name)
                 self.columns[name] = column.resolved()
-            except SchemaError as error:
+            except (SchemaError, ValueError) as error:
                 raise SchemaError(f"column {name!r}: {error}") from None
-        self.primary_key = tuple(primary_key)
         self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
         self.next_id = len(self.columns)
         self.before: dict[str, Before] = {}
@@ -171,7 +170,7 @@ class Schema:
     @classmethod
     def from_arrow(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Schema:
         """The schema of Arrow data; key columns become non-nullable."""
-        keys = [primary_key] if isinstance(primary_key, str) else list(primary_key)
+        keys = as_names("primary_key", primary_key)
         return cls(
             {
                 field.name: Column(field.type, field.nullable and field.name not in keys)

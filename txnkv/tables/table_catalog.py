@@ -34,6 +34,7 @@ from txnkv.errors import (
     TableExistsError,
     TableNotFoundError,
     TxnkvError,
+    require_text,
 )
 from txnkv.tables import table_history
 from txnkv.tables.partitioning import Partitioning
@@ -305,6 +306,7 @@ def bump(cur: apsw.Cursor) -> None:
 
 
 def find(cur: apsw.Cursor, name: str) -> TableInfo | None:
+    require_text("a table's name", name)
     found = cur.execute(
         f"SELECT {_COLUMNS} FROM tables WHERE name = ? AND dropped_ts IS NULL AND {_SHOWN}", (name,)
     ).fetchone()

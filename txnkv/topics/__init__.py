@@ -137,7 +137,7 @@ from txnkv.topics.topic_catalog import (
 )
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition
-from txnkv.topics.waiting import Waiting, deadline
+from txnkv.topics.waiting import Waiting, deadline, require_time
 from txnkv.topics.write import (
     PATIENCE,
     Delivered,

@@ -15,6 +15,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
     require_number,
+    require_text,
 )
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
@@ -216,6 +217,7 @@ def _require_seconds(rule: str, given: float) -> None:
 
 
 def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | None:
+    require_text("a subscription's name", name)
     found: Any = cur.execute(
         "SELECT id, type, options FROM subscriptions WHERE topic_id = ? AND name = ?",
         (topic.id, name),

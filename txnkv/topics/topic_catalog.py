@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 import apsw
 import pyarrow as pa
 
+from txnkv import errors
 from txnkv.coordinator import next_timestamp, one, payload
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError, require_number
 from txnkv.storage import VALUE_SCHEMAS, StoreDirectory
@@ -345,7 +346,7 @@ def create(
         ValueError: the number of partitions or the buffer makes no sense.
         NotSupportedError: key compaction of a topic with buffer="sidecar".
     """
-    _require_count(partitions)
+    partitions = _count(partitions)
     if buffer not in BUFFERS:
         raise ValueError(f"buffer is 'marker' or 'sidecar', not {buffer!r}")
     _require_compactable(buffer, options)
@@ -383,9 +384,10 @@ def _add_partitions(cur: apsw.Cursor, topic_id: int, numbers: range) -> None:
     )
 
 
-def _require_count(partitions: int) -> None:
-    if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-        raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+def _count(partitions: int) -> int:
+    if hasattr(partitions, "__index__") and 1 <= partitions <= MAX_PARTITIONS:
+        return int(partitions)
+    raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
 
 
 def alter(
@@ -419,8 +421,7 @@ def alter(
         options = options.with_values(values_of(present.options))
     _require_compactable(present.buffer, options)
     there = len(present.partitions)
-    partitions = there if partitions is None else partitions
-    _require_count(partitions)
+    partitions = there if partitions is None else _count(partitions)
     if partitions < there:
         raise ValueError(
             f"topic {topic.name!r} has {there} partitions: it can have more, not {partitions}. "
@@ -455,10 +456,9 @@ def bump(cur: apsw.Cursor) -> None:
 
 
 def find(cur: apsw.Cursor, name: str) -> TopicInfo | None:
-    found = cur.execute(
-        "SELECT id, name, buffer, options FROM topics WHERE name = ? AND dropped_ts IS NULL",
-        (name,),
-    ).fetchone()
+    errors.require_text("a topic's name", name)
+    query = "SELECT id, name, buffer, options FROM topics WHERE name = ? AND dropped_ts IS NULL"
+    found = cur.execute(query, (name,)).fetchone()
     return None if found is None else _info(cur, *found)
 
 

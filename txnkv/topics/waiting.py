@@ -30,12 +30,19 @@ _ROUND: Final = 100_000
 """Microseconds between two looks for what no change shows: leases that run out, the dead."""
 
 
+def require_time(timeout: object) -> None:
+    """Refuse a `timeout` with TypeError that is no number, with ValueError that is nan."""
+    require_number("timeout", timeout)
+    if timeout != timeout:
+        raise ValueError(f"timeout is a number of seconds or None, not {timeout!r}")
+
+
 def deadline(timeout: float | None) -> int | None:
     """Return when a wait that begins now is over, in monotonic microseconds; None for never."""
     if timeout is None or timeout == math.inf:
         return None
-    require_number("timeout", timeout)
-    return clock.monotonic_micros() + int(timeout * 1e6)
+    require_time(timeout)
+    return clock.monotonic_micros() + int(min(max(timeout, 0.0), 1e9) * 1e6)
 
 
 class Watch:

@@ -63,12 +63,14 @@ def begin(
         one_of("isolation", isolation, ISOLATIONS)
         one_of("locking", locking, LOCKINGS)
     try:
+        if timeout.__class__ is bool or lock_timeout.__class__ is bool:
+            raise TypeError
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
         if not lock_timeout >= 0:
             raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
     except TypeError:
-        require_number("timeout", timeout or 0)
+        require_number("timeout", 0 if timeout is None else timeout)
         require_number("lock_timeout", lock_timeout)
         raise
     coordinator = instance.coordinator
@@ -116,11 +118,11 @@ class Retries:
     """
 
     def __init__(self, metrics: Metrics, attempts: int | None, deadline: float | None) -> None:
-        require_number("attempts", attempts or 1, "attempts")
+        require_number("attempts", attempts or 1, "attempts", whole=True)
         require_number("deadline", deadline or 0)
         if attempts is not None and attempts < 1:
             raise ValueError(f"attempts is None or at least 1, not {attempts}")
-        if deadline is not None and deadline < 0:
+        if deadline is not None and not deadline >= 0:
             raise ValueError(f"deadline is None or seconds, at least 0, not {deadline}")
         self._metrics = metrics
         self._attempts = attempts

@@ -8,6 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from numbers import Integral
 from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
@@ -299,11 +300,11 @@ class Connection:
         coordinator = self.instance.coordinator
         if at is None:
             return coordinator.log.latest()
+        require_time(at)
         if isinstance(at, datetime):
             return coordinator.snapshot_at(Timestamp.from_datetime(at))
-        if isinstance(at, int):
-            return coordinator.snapshot_at(Timestamp(at))
-        require_time(at)
+        if isinstance(at, int | Integral):
+            return coordinator.snapshot_at(Timestamp(int(at)))
         self.require_own(at, "the snapshot", "client.snapshot()")
         at.require_open()
         return at.timestamp
@@ -326,7 +327,8 @@ def require_time(at: Any) -> None:
     Raises:
         TypeError: it is none.
     """
-    if not (isinstance(at, int | datetime) or hasattr(at, "require_open")):
+    number = isinstance(at, Integral) and not isinstance(at, bool)
+    if not (number or isinstance(at, datetime) or hasattr(at, "require_open")):
         raise TypeError(
             f"a time is a Snapshot, Timestamp or aware datetime, not the {type(at).__name__} {at!r}"
         )

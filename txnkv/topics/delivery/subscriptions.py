@@ -14,7 +14,7 @@ from typing import Any, Final
 import apsw
 
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
-from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
+from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, as_offsets
 from txnkv.storage import READ_OTHERWISE, declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
@@ -142,7 +142,7 @@ class Subscriptions:
                 f"start is 'earliest', 'latest' or a dict of offsets by partition, not {start!r}"
             )
         partitions = self._topics.partitions(topic)
-        named = start if isinstance(start, Mapping) else {}
+        named = as_offsets(start) if isinstance(start, Mapping) else {}
         if not set(named) <= set(range(len(partitions))):
             raise ValueError(
                 f"start names partitions {sorted(named)}; topic {topic.name!r} has 0 to "

@@ -39,7 +39,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaError
+from txnkv.errors import SchemaError, as_index, require_text
 from txnkv.storage import EPOCH_SECONDS, clock
 from txnkv.topics.messages.message import DELIVER_AT, Message
 from txnkv.topics.messages.values import ValueCodec
@@ -156,7 +156,11 @@ def as_bytes(what: str, given: object) -> bytes | None:
         ValueError: it is too large.
     """
     if isinstance(given, str):
-        given = given.encode()
+        try:
+            given = given.encode()
+        except UnicodeEncodeError:
+            require_text(f"a message's {what}", str(given))
+            raise
     elif isinstance(given, bytes | bytearray | memoryview):
         given = bytes(given)
     elif given is None:
@@ -171,8 +175,7 @@ def as_bytes(what: str, given: object) -> bytes | None:
 
 
 def _partition(given: object, count: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"partition is a number, not {type(given).__name__}")
+    given = as_index("partition", given)
     if not 0 <= given < count:
         raise ValueError(
             f"there is no partition {given}: the topic has {count}, numbered from 0 to {count - 1}"
@@ -196,6 +199,7 @@ def _headers(given: object) -> bytes | None:
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
             raise TypeError(f"a header is (name: str, value: bytes), not {pair!r}")
+        require_text("a header's name", pair[0])
         value = as_bytes(f"header {pair[0]!r}", pair[1])
         if value is None:
             raise TypeError(f"header {pair[0]!r} is bytes or str, not None")
