@@ -5,6 +5,7 @@ goes in comes out, and what does not fit is refused with the reason.
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -111,6 +112,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("struct<a: timestamp[us]>", {"a": datetime(2026, 1, 1, tzinfo=UTC)}, "has a time zone"),
     ("map<string, int64>", 5, "5 is no dict, and no list of pairs"),
     ("map<string, int8>", {"a": True}, "True is a bool"),
+    ("float32", 1e300, "column 'v' is float: 1e+300 is too large for a float32"),
+    ("float32", np.float64(-1e39), "-1e+39 is too large for a float32"),
+    ("list<float32>", [-math.inf, *[1.0] * 70, 1e300], "1e+300 is too large for a float32"),
+    ("list<list<float32>>", [[0.5], np.array([1e300])], "1e+300 is too large for a float32"),
+    ("map<string, float32>", {"a": 1e300}, "1e+300 is too large for a float32"),
+    ("struct<a: float32, b: float64>", {"a": 1e39, "b": 1e300}, " is too large for a float32"),
 ]
 
 
@@ -121,6 +128,25 @@ def test_a_value_that_does_not_fit(client: txnkv.Client, kind: str, value: Any, 
         table.insert((1, value))
     assert words in str(raised.value)
     assert table.count() == 0
+
+
+def test_the_ends_of_float32(client: txnkv.Client) -> None:
+    """What is infinite stays so; what rounds to the largest number is that."""
+    schema = {"k": "float32", "v": "struct<a: float32, b: float64>?", "m": "map<int8, float32>?"}
+    table = client.create_table("t", txnkv.Schema(schema, ["k"]))
+    table.insert((math.inf, {"a": -math.inf, "b": 1e300}, {1: math.inf, 2: math.nan}))
+    assert table.get(math.inf)["v"] == {"a": -math.inf, "b": 1e300}
+    table.insert((3.4028235e38, None, None))
+    assert table.get(3.4028234663852886e38) is not None
+    for key in (3.4028236e38, -1e300):
+        with pytest.raises(txnkv.SchemaError, match="too large for a float32"):
+            table.insert((key, None, None))
+        with pytest.raises(txnkv.SchemaError, match="too large for a float32"):
+            table.get(key)
+    with pytest.raises(txnkv.SchemaError, match="too large for a float32"):
+        client.create_table(
+            "d", txnkv.Schema({"k": "int8", "v": txnkv.Column("float32", default=1e39)}, ["k"])
+        )
 
 
 ARROW: list[tuple[str, pa.Array, Any]] = [

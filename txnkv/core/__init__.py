@@ -61,6 +61,7 @@ from txnkv.core.column_types import (
     element_type,
     may_be_key,
     parse_type,
+    require_finite,
     require_valid,
     require_valid_columns,
     require_zones,

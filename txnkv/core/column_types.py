@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Final
+from numbers import Real
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -18,6 +20,9 @@ from txnkv.errors import SchemaError
 
 DAY_MICROS: Final = 86_400_000_000
 """Times are in [0, a day), whatever their unit."""
+_FLOAT32_END: Final = 2.0**128 - 2.0**103
+"""From here on numbers are infinite as float32."""
+_FEW: Final = 64
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
@@ -325,6 +330,57 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
             f"column {name!r} is {type_name(target)}, and a value of the data "
             f"({type_name(column.type)}) does not fit without loss: {error}"
         ) from None
+
+
+def require_finite(array: pa.Array, values: Iterable[Any]) -> None:
+    """Refuse numbers that Arrow made infinite, for float32 has none as large.
+
+    Args:
+        array: made of the values.
+        values: Python's.
+
+    Raises:
+        ValueError: there is such a number.
+    """
+    if "float" not in str(array.type) or not any(map(_is_infinite, _leaves(array))):
+        return
+    given = [*_numbers(values)]
+    if sum(map(math.isinf, _numbers(array.to_pylist()))) > sum(map(math.isinf, given)):
+        large = next(each for each in given if _FLOAT32_END <= abs(each) < math.inf)
+        raise ValueError(f"{large!r} is too large for a float32")
+
+
+def _is_infinite(leaf: pa.Array) -> bool:
+    if not pa.types.is_float32(leaf.type):
+        return False
+    if len(leaf) > _FEW:
+        return bool(pc.any(pc.is_inf(leaf)).as_py())
+    values = leaf.to_pylist()  # loading Arrow's functions takes a while
+    return math.inf in values or -math.inf in values
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """Arrays without parts, of which one is made."""
+    if pa.types.is_map(array.type):
+        yield from _leaves(array.keys)
+        yield from _leaves(array.items)
+    elif pa.types.is_nested(array.type):
+        parts = array.flatten()
+        for part in [parts] if isinstance(parts, pa.Array) else parts:
+            yield from _leaves(part)
+    else:
+        yield array
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in a Python value."""
+    if isinstance(value, Mapping):
+        value = [*value.items()]
+    if isinstance(value, Real):
+        yield float(value)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for each in value:
+            yield from _numbers(each)
 
 
 def require_valid(array: pa.Array, name: str) -> None:

@@ -20,6 +20,7 @@ from txnkv.core import (
     json_of,
     may_be_key,
     parse_type,
+    require_finite,
     require_json,
     type_name,
     uuid_of,
@@ -171,13 +172,8 @@ class Schema:
     def from_arrow(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Schema:
         """The schema of Arrow data; key columns become non-nullable."""
         keys = as_names("primary_key", primary_key)
-        return cls(
-            {
-                field.name: Column(field.type, field.nullable and field.name not in keys)
-                for field in schema
-            },
-            primary_key=keys,
-        )
+        columns = {f.name: Column(f.type, f.nullable and f.name not in keys) for f in schema}
+        return cls(columns, primary_key=keys)
 
     @classmethod
     def numbered(
@@ -431,6 +427,7 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
                 raise SchemaError(f"column {name!r} is {type_name(kind)}: {wrong}")
     try:
         array = pa.array(_converted(kind, values), kind)
+        require_finite(array, values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError, InvalidOperation) as error:
         raise SchemaError(f"column {name!r} is {type_name(kind)}: {error}") from None
     if kind == JSON:
