@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
-def run(*args: str, given: str | None = None) -> Result:
+def run(*args: str, given: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, args, input=given)
 
 
@@ -48,6 +48,12 @@ def run(*args: str, given: str | None = None) -> Result:
         (["insert", "{}", "t", "id=1", f"j={DEEP}"], 2, "column 'j' is json"),
         (["scan", "{}", "t", "-w", "(" * 5000 + "id = 1"], 2, "nested too deeply"),
         (["index", "create", "{}", "t", "a\nb"], 2, "is no list with commas"),
+        (["insert", "{}", "t", "id=4", "id=5"], 2, "column 'id' is given twice"),
+        (["insert", "{}", "t", '{"id": 4, "j": {}, "id": 5}'], 2, "it has column 'id' twice"),
+        (["insert", "{}", "t", "--upsert", "--update", "id=5"], 2, "--upsert or --update"),
+        (["insert", "{}", "t", '{"id": 4, "j": "\udcff"}'], 2, "row 1 is no row: it is no UTF-8"),
+        (["count", "{}", "t", "-w", "j != null"], 2, "write 'j is null'"),
+        (["count", "{}", "t", "-w", "id in (1, NULL)"], 2, "write 'id is null'"),
         (["create", "{}", "u", "--schema", f"l:{LISTS}", "--key", "l"], 2, "deeply"),
     ],
 )
@@ -67,6 +73,10 @@ def test_odd_lines(store: str, tmp_path: Path) -> None:
     assert (found.exit_code, "is longer than durations are" in found.output) == (1, True)
     found = run("produce", store, "e", "--json", given=f'{{"value": {DEEP}}}\n')
     assert (found.exit_code, "line 1 is no message" in found.output) == (1, True)
+    found = run("insert", store, "t", given=b'{"id": 1}\n\n\xff\xfe\n')
+    assert (found.exit_code, "line 3 is no row: it is no UTF-8: " in found.output) == (1, True)
+    found = run("insert", store, "t", given='{"id": 1, "j": {"a": 1, "a": 2}}\n')
+    assert found.exit_code == 0, found.output  # what is JSON stands as it is written
 
 
 def test_dates_that_python_has_not(store: str) -> None:

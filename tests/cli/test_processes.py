@@ -129,6 +129,15 @@ def test_a_reader_that_goes_away_ends_a_scan_quietly(form, store, file, run):
     assert (process.returncode, err.decode()) == (0, "")
 
 
+def test_a_full_disk_is_one_line(orders):
+    for args in (["--help"], ["scan", "--help"], ["scan", orders, "orders"]):
+        with open("/dev/full", "w") as full:
+            process = start(*args, stdout=full)
+        _, err = process.communicate(timeout=300)
+        told = b"Error: [Errno 28] No space left on device\n"
+        assert (process.returncode, err) == (1, told), args
+
+
 def test_what_nobody_reads_from_the_first_byte_ends_quietly(orders):
     process = start("tables", orders)
     process.stdout.close()

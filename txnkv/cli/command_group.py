@@ -65,6 +65,10 @@ class Group(click.Group):
                     sys.stdout.flush()
                 os._exit(Stopped.exit_code)
             raise
+        except OSError as error:  # of --help, which no command writes
+            _leave_stdout()
+            click.ClickException(words(error)).show()
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         with told():

@@ -222,6 +222,8 @@ class _Parser:
         text = self._text[start : self._at].strip()
         if not text:
             raise self._wrong("a value is missing")
+        if text.lower() == "null":
+            raise self._wrong(f"nothing compares with null: write '{name} is null', or \"'null'\"")
         return constant(name, text, kind)
 
     def _word(self, word: str) -> bool:

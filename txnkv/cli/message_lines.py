@@ -408,9 +408,9 @@ _UNFIT: Final = (
 )  # fmt: skip
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value of a text, whose numbers keep their digits: with a point or exponent, Decimals."""
-    return json.loads(text, parse_float=Decimal)
+    return json.loads(text, parse_float=Decimal, object_pairs_hook=hook)
 
 
 class RowTexts:
@@ -423,6 +423,7 @@ class RowTexts:
     def __init__(self, columns: Mapping[str, pa.DataType]) -> None:
         self._columns = columns
         self._takes = {name: taker(kind) for name, kind in columns.items() if kind != JSON}
+        self._pairs: list[tuple[str, Any]] = []
 
     def row_of(self, text: str) -> dict[str, Any] | None:
         """The row of a text; None of a null. A column of JSON has what is written there.
@@ -430,15 +431,24 @@ class RowTexts:
         Raises:
             ValueError: the text is no object, or a value does not fit its column.
         """
-        given = parse_json(text)
+        given = parse_json(text, self._object)
         if given is None:
             return None
         if not isinstance(given, dict):
             raise ValueError(f"write an object of the columns {', '.join(self._columns)}")
+        names = [name for name, _ in self._pairs]
+        if len(names) > len(given):
+            raise ValueError(
+                f"it has column {next(n for n in names if names.count(n) > 1)!r} twice"
+            )
         return {
             name: value if value is None else self._taken(name, value, given, text)
             for name, value in given.items()
         }
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._pairs = pairs  # at last those of the outermost
+        return dict(pairs)
 
     def _taken(self, name: str, value: Any, given: Mapping[str, Any], text: str) -> Any:
         kind = self._columns.get(name)

@@ -34,7 +34,7 @@ from txnkv.cli.console import (
     yes_option,
 )
 from txnkv.cli.message_lines import RowTexts, short
-from txnkv.tables import Operation, Schema, TtlChange
+from txnkv.tables import Schema, TtlChange
 
 
 @click.command()
@@ -316,11 +316,11 @@ def _shown(value: Any) -> str:
 @store_argument
 @table_argument
 @click.argument("rows", metavar="[ROW]...", nargs=-1)
-@click.option("--upsert", "operation", flag_value="upsert", help="New values for a row there is.")
-@click.option("--update", "operation", flag_value="update", help="New values; none is inserted.")
+@click.option("--upsert", is_flag=True, help="New values for a row there is.")
+@click.option("--update", is_flag=True, help="New values; none is inserted.")
 @json_option
 def insert(
-    store: str, table: str, rows: tuple[str, ...], operation: Operation | None, as_json: bool
+    store: str, table: str, rows: tuple[str, ...], upsert: bool, update: bool, as_json: bool
 ) -> None:
     """Insert rows into TABLE, all in one transaction. Without ROW reads lines of JSON from stdin.
 
@@ -328,7 +328,9 @@ def insert(
     one row, as id=1 total=9.5, with nothing behind = for null. What JSON has not is text:
     dates, times and decimals as they are printed, binary in base64. `txnkv load` is for files.
     """
-    op = operation or "insert"
+    if upsert and update:
+        raise click.UsageError("give --upsert or --update, not both")
+    op = "upsert" if upsert else "update" if update else "insert"
     with txnkv.connect(store, create=False) as client:
         found = client.table(table)
         if rows and not rows[0].lstrip().startswith("{"):
@@ -337,7 +339,7 @@ def insert(
             with given():
                 parsed = iter(list(_json_rows(rows, "row", found.schema)))
         else:
-            parsed = _json_rows(sys.stdin, "line", found.schema)
+            parsed = _json_rows(sys.stdin.buffer, "line", found.schema)
         with stopping(lambda: "nothing was written"), client.transaction(timeout=None) as txn:
             session = txn.new_session()
             write: Callable[[Any, Any], None] = getattr(session, op)
@@ -504,6 +506,8 @@ def _assigned(texts: Sequence[str], schema: Schema) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"ROW: {text!r} is neither column=value nor a JSON object")
         schema.position(name)
+        if name in row:
+            raise ValueError(f"ROW: column {name!r} is given twice")
         row[name] = constant(name, value, _kind(schema, name), "ROW") if value else None
     return row
 
@@ -516,16 +520,17 @@ def _json_rows(texts: Any, noun: str, schema: Schema) -> Iterator[dict[str, Any]
     """
     reader = RowTexts({name: _kind(schema, name) for name in schema.columns})
     for number, text in enumerate(texts, 1):
-        if not text.strip():
+        line = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+        if not line.strip():
             continue
         try:
-            row = reader.row_of(text)
+            row = reader.row_of(line.decode())
             if row is None:
                 raise ValueError("it is null")
             yield row
         except ValueError as error:
-            cut = short(text.strip().encode())
-            raise ValueError(f"{noun} {number} is no row: {error}: {cut}") from None
+            why = "it is no UTF-8" if isinstance(error, UnicodeError) else error
+            raise ValueError(f"{noun} {number} is no row: {why}: {short(line.strip())}") from None
 
 
 def _kind(schema: Schema, name: str) -> pa.DataType:
