@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txnkv
-from txnkv.client.dataset import TableDataset, conditions
+from txnkv.client.dataset import TableDataset
+from txnkv.tables.read.expressions import conditions
 
 SCHEMA = txnkv.Schema(
     {
@@ -72,7 +73,7 @@ def test_what_is_asked_is_told_to_the_scan(table):
     asked = []
 
     def read(columns, where):
-        asked.append((columns, where))
+        asked.append((columns, conditions(*where, SCHEMA)))
         return table.scan(columns, where)
 
     t = TableDataset(SCHEMA, read)  # noqa: F841 (DuckDB finds it by its name)

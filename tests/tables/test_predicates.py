@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
@@ -199,7 +200,9 @@ def test_scans_are_as_the_model(
         ((pc.field("a") >= 1) & (pc.field("b") < "x y"), [("a", ">=", 1), ("b", "<", "x y")]),
         (pc.field("b") == "5) and (a == 7", [("b", "=", "5) and (a == 7")]),
         (pc.field("b") == "(a == 7)", [("b", "=", "(a == 7)")]),
-        (pc.field("b") == 'a "quote"', None),
+        (pc.field("b") == 'a "quote"', [("b", "=", 'a "quote"')]),
+        (pc.field("i").is_valid(), [("i", "is not null")]),
+        (pc.field("d") >= pa.scalar(date(1970, 1, 1)), [("d", ">=", date(1970, 1, 1))]),
         ((pc.field("a") == 1) | (pc.field("a") == 2), None),
         (~(pc.field("a") == 1), None),
         (pc.field("a") == 1 << 20, None),  # more than int16 has

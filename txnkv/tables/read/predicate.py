@@ -20,7 +20,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
-from txnkv.tables.read.expressions import columns_of, entries_of
+from txnkv.tables.read.expressions import columns_of, conditions
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_index import TableIndex
 
@@ -425,7 +425,7 @@ def _is_key_range(said: Said, schema: Schema) -> bool:
 
 def _as_predicates(where: pc.Expression, schema: Schema) -> list[Predicate] | None:
     try:
-        entries = entries_of(where, schema)
+        entries = conditions(where, schema)
         return None if entries is None else [_predicate(entry, schema) for entry in entries]
     except SchemaError:  # a constant that the column cannot hold, though they can be compared
         return None
