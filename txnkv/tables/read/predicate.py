@@ -351,11 +351,10 @@ def parse(where: Where, schema: Schema) -> Filter:
     predicates, columns = [], []
     for entry in where:
         if isinstance(entry, pc.Expression):
-            needed = columns_of(entry, schema)
             if (same := _as_predicates(entry, schema)) is not None:
                 predicates += same
                 continue
-            columns += needed
+            columns += columns_of(entry, schema)
             expression = entry if expression is None else expression & entry
         else:
             predicates.append(_predicate(entry, schema))
