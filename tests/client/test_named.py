@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -260,4 +261,32 @@ def test_threads_of_one_client_that_begin_at_once(
         client.new_transaction(name="n").rollback()
         first.result().rollback()
     client.new_transaction(name="n").rollback()
+    assert [row["epoch"] for row in client.table(NAMES_TABLE).scan()] == [0]
+
+
+def test_a_first_begin_that_is_interrupted(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on, and the claim that it makes is that of the next begin, not one to fence it."""
+    move, times = attempts._move, iter([0.6])
+
+    def slowly(*what: Any) -> bool:
+        found = move(*what)
+        time.sleep(next(times, 0))
+        return found
+
+    def ring(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(attempts, "_move", slowly)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(InterruptedError):
+            client.new_transaction(name="n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    for _ in range(3):
+        client.new_transaction(name="n").rollback()
     assert [row["epoch"] for row in client.table(NAMES_TABLE).scan()] == [0]

@@ -9,6 +9,7 @@ import pytest
 
 import txnkv
 from tests.topics.reading_tools import drained, looped
+from tools.interrupts import Interruption
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,3 +72,30 @@ def test_a_loop_that_is_left_is_gone_on_with(client: txnkv.Client, order: Any, s
     for message in member:
         member.close()
         assert message.offset == 0
+
+
+def test_a_signal_in_a_loop_passes_nothing_over(client: txnkv.Client) -> None:
+    """One that came before the first message of a poll lost all of them."""
+    topic = client.create_topic("events")
+    with client.transaction() as txn:
+        for _ in range(5):
+            txn.send(topic, b"")
+
+    def interrupted(n: int) -> Interruption:
+        consumer, seen = topic.consumer(), list[int]()
+
+        def loop() -> None:
+            for message in consumer:
+                seen.append(message.offset)
+                if len(seen) == 2:
+                    break
+
+        interruption = Interruption(n)
+        interruption.run(loop)
+        seen += [message.offset for message in drained(consumer)]
+        assert seen == [*range(5)], interruption.where
+        return interruption
+
+    instants = range(1, interrupted(1 << 40).passed + 1)
+    for n in random.sample(instants, min(40, len(instants))):
+        interrupted(n)

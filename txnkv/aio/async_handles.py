@@ -276,6 +276,7 @@ class _Waiting:
         self._turn = turn
         self._undo = undo
         self._last = _Round()
+        self._under_way: asyncio.Future[Any] | None = None
 
     async def __call__(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Call until something comes, or the time is over; what it gave last."""
@@ -283,8 +284,12 @@ class _Waiting:
         end = None if timeout is None else loop.time() + timeout
         while True:
             wait = _SLICE if end is None else min(_SLICE, max(0.0, end - loop.time()))
+            before = self._under_way
+            if before is not None and not before.done() and before.get_loop() is loop:
+                await asyncio.wait([before])  # one that began later might else be first
             made = _Round()
             inner = asyncio.ensure_future(self._turn(self._call, made, call, wait))
+            self._under_way = inner
             inner.add_done_callback(_looked_at)
             try:
                 found: T = await asyncio.shield(inner)

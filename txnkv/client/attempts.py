@@ -155,10 +155,7 @@ def begin_transaction(
     if rest.get("spare") is not None:  # it may take several, of which the last one counts
         raise ValueError("a transaction with a name begins with no id that was given before")
     connection.require_writable()
-    if claims is not connection.claims or name in claims:
-        return _begin_named(connection, name, claims, told, rest)
-    with connection.claiming:  # another thread may claim it now
-        return _begin_named(connection, name, claims, told, rest)
+    return _begin_named(connection, name, claims, told, rest)
 
 
 class _Begin(NamedTuple):
@@ -171,6 +168,19 @@ class _Begin(NamedTuple):
 
 @shielded
 def _begin_named(
+    connection: Connection,
+    name: str,
+    claims: MutableMapping[str, Claim],
+    told: _Begin,
+    options: Mapping[str, Any],
+) -> NamedTransaction:
+    if claims is not connection.claims or name in claims:
+        return _begun(connection, name, claims, told, options)
+    with connection.claiming:  # another thread may claim it now, also for who was interrupted
+        return _begun(connection, name, claims, told, options)
+
+
+def _begun(
     connection: Connection,
     name: str,
     claims: MutableMapping[str, Claim],

@@ -51,6 +51,8 @@ ISOLATIONS: Final = get_args(ReadIsolation)
 ORDERS: Final = get_args(Order)
 
 _PARTITION: Final = pa.field("partition", pa.int32())
+_IN_A_LOOP: Final = 500
+"""Messages that a loop polls at once."""
 MESSAGE_COLUMNS: Final = pa.schema([MESSAGES.field(0), _PARTITION, *list(MESSAGES)[1:]])
 """Columns of `Consumer.poll_batch`: offset, partition, timestamp, key, value, headers, txn_id."""
 
@@ -159,12 +161,16 @@ class Consumer(Closing):
             CorruptionError: a batch is damaged.
             ClosedError: the consumer or its client was closed.
         """
+        messages = self._next(max_messages, timeout)
+        self._had = None  # nothing is called until the caller has them
+        return messages
+
+    def _next(self, most: int, timeout: float | None) -> list[Message]:
         txn_id = self._connection.instance.coordinator.txn_id
         messages: list[Message] = []
-        for number, rows in self._poll(max_messages, timeout):
+        for number, rows in self._poll(most, timeout):
             codec = self._engine.codec_of(self._partitions[number])
             messages += messages_of(rows, number, txn_id, codec)
-        self._had = None  # nothing is called until the caller has them
         return messages
 
     def poll_batch(
@@ -202,7 +208,7 @@ class Consumer(Closing):
         """
         while not self._closed:
             try:
-                found = self.poll(timeout=None)
+                found = self._next(_IN_A_LOOP, None)  # on their way until each is given
             except ClosedError:
                 return
             yield from self._each(found)

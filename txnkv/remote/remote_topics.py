@@ -138,9 +138,15 @@ class RemoteConsumer(_Polling, Consumer):
         return True
 
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
-        if not self._take_back(max_messages):
-            self._given = self._polled("poll", max_messages, timeout, self._messages)
+        self._next(max_messages, timeout)
+        self._had = None
+        return self._given
+
+    def _next(self, most: int, timeout: float | None) -> list[Message]:
+        if not self._take_back(most):
+            self._given = self._polled("poll", most, timeout, self._messages)
             self._was = self._at
+        self._had = 0
         return self._given
 
     def _take_back(self, most: int) -> list[Message]:

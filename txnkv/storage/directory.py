@@ -160,26 +160,31 @@ class StoreDirectory:
         """The folder of what is volatile."""
         return self.path / "runtime"
 
-    def refuse_lost_status(self, durable: bool, no_schema: bool) -> None:
+    def refuse_lost_status(self, used: bool, no_schema: bool) -> bool:
         """Refuse to begin anew where status.db or its WAL had something. By the files at first:
         SQLite would empty the WAL of a database that is missing, and make what is missing.
 
         Args:
-            durable: commits are known to be on the disk, by what was there before this look.
+            used: commits are known to be on the disk, by what was there before this look.
             no_schema: SQLite has looked, and there is none. Else by the size: one has more pages.
+
+        Returns:
+            The store was used before this look: for the one at the schema, beside which another
+            process may make the store.
 
         Raises:
             CorruptionError: one of them is lost; nothing was changed.
         """
         files = self.status_path, self.path / "status.db-wal"
-        used = durable or any(_holds_something(self.path / name) for name in ("tablets", "logs"))
-        used = used or (self.path / "maintenance.lock").exists()
+        if not no_schema:
+            used = used or any(_holds_something(self.path / name) for name in ("tablets", "logs"))
+            used = used or (self.path / "maintenance.lock").exists()
         # The WAL first: who makes a store writes to the database before.
         wal, size = _size(files[1]), _size(files[0])
         lost = [file for file, bytes_ in zip(files, (size, wal), strict=True) if bytes_ == 0]
         is_lost = no_schema or size == 0 or (wal == 0 and size <= STATUS_PAGE_BYTES)
         if not (is_lost and used) and not (wal and size == 0):
-            return
+            return used
         what = "missing or empty" if lost else "damaged"
         raise CorruptionError(
             f"{' and '.join(map(str, lost or files))}: {what}, and the store was written to. The "

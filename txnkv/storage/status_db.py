@@ -73,7 +73,7 @@ declare_fault_point("status.unsynced", "COMMIT is done and can be seen, the WAL 
 
 _PAGES: Final = "freelist_count", "page_count"
 Initialise = Callable[[apsw.Cursor], None] | None
-RefuseLost = Callable[[bool, bool], None]
+RefuseLost = Callable[[bool, bool], bool]
 
 
 class StatusDatabase:
@@ -88,7 +88,7 @@ class StatusDatabase:
         *,
         initialise: Initialise = None,
         upgrades: Sequence[str] = (),
-        refuse_lost: RefuseLost = lambda durable, no_schema: None,
+        refuse_lost: RefuseLost = lambda used, no_schema: used,
         read_only: bool = False,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
@@ -283,8 +283,15 @@ class StatusDatabase:
         """
         with self.read() as cursor:
             free, pages = (int(cursor.execute(f"PRAGMA {each}").get) for each in _PAGES)
-        if pages <= 2 * (pages - free + LEAST_FREE_BYTES // STATUS_PAGE_BYTES):
-            return
+        if pages > 2 * (pages - free + LEAST_FREE_BYTES // STATUS_PAGE_BYTES):
+            self._vacuum()
+        elif self.path.stat().st_size <= pages * STATUS_PAGE_BYTES:
+            return  # else it was made so before, and others were in the way of the checkpoint
+        self.sync()
+        self._checkpointer.wait()
+        self.checkpoint()
+
+    def _vacuum(self) -> None:
         with GATE.use():
             self._queue.acquire()
             try:
@@ -295,8 +302,6 @@ class StatusDatabase:
                 raise sqlite_error(error, self.path, None) or error from error
             finally:
                 self._queue.release()
-        self.sync()
-        self.checkpoint()
 
     @property
     def wal_bytes(self) -> int:
@@ -508,7 +513,7 @@ class StatusDatabase:
     def _make(
         self, script: str, initialise: Initialise, upgrades: Sequence[str], refuse_lost: RefuseLost
     ) -> None:
-        refuse_lost(durable := self._runtime.durable > 0, False)
+        used = refuse_lost(self._runtime.durable > 0, False)
         if not self._read_only and not self.path.exists():
             make_private_file(self.path)
             sync_directory(self.path.parent)
@@ -518,11 +523,11 @@ class StatusDatabase:
             if version == len(upgrades) + 1 or (version and self._read_only):
                 return
         if self._read_only:
-            refuse_lost(durable, True)
+            refuse_lost(used, True)
             raise StoreNotFoundError(f"{self.path} is not made yet; open the store once to write")
         with self.write() as cursor:
             if schema_version(cursor) == 0:
-                refuse_lost(durable, True)
+                refuse_lost(used, True)
             bring_up_to_date(cursor, script, initialise, upgrades)
 
     # -- fork --------------------------------------------------------------------------
