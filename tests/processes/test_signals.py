@@ -279,6 +279,7 @@ signal.signal(signal.SIGALRM, ring)
 chance = random.Random(seed)
 table, topic = client.table("t"), client.topic("m")
 subscription = topic.subscribe("s")
+late = topic.consumer(start="latest")
 stopping = threading.Event()
 beside = []
 
@@ -323,7 +324,11 @@ def receive(number, txn):
         txn.ack(subscription, message)
         txn.commit()
 
-works = [commit, commit_large, in_block, run, read, receive]
+def wait(number, txn):
+    while True:
+        late.poll(timeout=0.003)
+
+works = [commit, commit_large, in_block, run, read, receive, wait]
 number = rung = 0
 aborted = set()
 while rung < signals:

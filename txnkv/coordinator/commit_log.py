@@ -61,6 +61,7 @@ from txnkv.storage import (
     fault_point,
     new_epoch,
     new_rlock,
+    pass_baton,
 )
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
@@ -83,7 +84,7 @@ class CommitLog:
         shown: five words (csrc/native/published.h): the change number for which memory is complete,
             the latest snapshot, the change numbers while this process's group is written, and up to
             where memory has all, durable or not.
-        sleepers: events that are set when a group of commits is durable.
+        sleepers: batons that are passed when a group of commits is durable.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
     """
@@ -124,7 +125,7 @@ class CommitLog:
         self._taken: list[Sequence[Section]] = []  # what the group has changed in memory
         self._show()
         self._waiting_since = 0
-        self.sleepers: dict[object, threading.Event] = {}
+        self.sleepers: dict[object, threading.Lock] = {}
         self._queue = CommitQueue(self._commit_group)
         self.locked = True
         self.pending_bytes = 0
@@ -420,8 +421,8 @@ class CommitLog:
 
     def wake(self) -> None:
         """Wake the sleepers: something is durable, here or in a log."""
-        for event in tuple(self.sleepers.values()):
-            event.set()
+        for baton in tuple(self.sleepers.values()):
+            pass_baton(baton)
 
     def _forget(self) -> None:
         """Nothing of this process is on its way, and nothing is known: the next one looks."""

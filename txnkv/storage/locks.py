@@ -44,7 +44,7 @@ import threading
 import time
 from _thread import RLock
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import ref
 
@@ -81,10 +81,20 @@ def new_event() -> threading.Event:
 
 
 def new_baton() -> threading.Lock:
-    """A lock that is taken already: one thread waits for it, and another releases it, once."""
+    """A lock that is taken already: one thread waits for it, and another releases it, once.
+
+    To wait for it is one call of C; an event's `wait` that a signal interrupts may raise another
+    error than the handler did.
+    """
     baton = threading.Lock()
     baton.acquire()
     return baton
+
+
+def pass_baton(baton: threading.Lock) -> None:
+    """Release a baton that several may release."""
+    with suppress(RuntimeError):  # another did
+        baton.release()
 
 
 def _after_fork_in_child() -> None:

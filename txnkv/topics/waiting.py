@@ -20,7 +20,7 @@ from typing import Final
 
 from txnkv.coordinator import CommitLog, Timestamp
 from txnkv.errors import require_number
-from txnkv.storage import Runtime, clock, new_event, new_lock
+from txnkv.storage import Runtime, clock, new_baton, new_lock, pass_baton
 
 _FIRST: Final = 0.001
 _LONGEST: Final = 0.010
@@ -66,14 +66,14 @@ class Watch:
         self._lock = new_lock()
         self._led = False
         self.next_round = 0
-        self._asleep: dict[Waiting, threading.Event] = {}
+        self._asleep: dict[Waiting, threading.Lock] = {}
 
     def nap(self, waiting: Waiting, seconds: float) -> None:
         """Sleep for so long, or until a small commit of this process is durable."""
-        event = self._log.sleepers[waiting] = new_event()
+        baton = self._log.sleepers[waiting] = new_baton()
         try:
             if not waiting.is_committed():  # else it was before the log knew of this one
-                event.wait(seconds)
+                baton.acquire(timeout=seconds)
         finally:
             self._log.sleepers.pop(waiting, None)
 
@@ -90,18 +90,18 @@ class Watch:
         with self._lock:
             self._led = self._led and not leads
             if not self._led and self._asleep:
-                next(iter(self._asleep.values())).set()
+                pass_baton(next(iter(self._asleep.values())))
 
     def sleep(self, waiting: Waiting, seconds: float) -> None:
         """Until the leader wakes it, or for so long."""
-        event = new_event()
+        baton = new_baton()
         with self._lock:
             if not self._led:
                 return
-            self._asleep[waiting] = event
+            self._asleep[waiting] = baton
         try:
             if not waiting.is_new():  # else it was before the leader knew of this one
-                event.wait(seconds)
+                baton.acquire(timeout=seconds)
         finally:
             with self._lock:
                 del self._asleep[waiting]
@@ -114,9 +114,9 @@ class Watch:
         """Wake those that are concerned."""
         with self._lock:
             asleep = list(self._asleep.items())
-        for waiting, event in asleep:
+        for waiting, baton in asleep:
             if among(waiting):
-                event.set()
+                pass_baton(baton)
 
 
 class Waiting:
