@@ -99,3 +99,22 @@ def test_a_signal_in_a_loop_passes_nothing_over(client: txnkv.Client) -> None:
     instants = range(1, interrupted(1 << 40).passed + 1)
     for n in random.sample(instants, min(40, len(instants))):
         interrupted(n)
+
+
+def test_a_loop_goes_on_from_where_it_was_moved(client: txnkv.Client) -> None:
+    """By a poll or a seek in it: what it has left of its own poll is given once, or not at all."""
+    topic = client.create_topic("events")
+    with client.transaction() as txn:
+        for _ in range(9):
+            txn.send(topic, b"")
+    with topic.consumer() as consumer:
+        found = []
+        for message in consumer:
+            found.append(message.offset)
+            if len(found) == 1:
+                found += [each.offset for each in consumer.poll(max_messages=2)]
+            if len(found) == 6:
+                consumer.seek(0, 8)
+            if found[-1] == 8:
+                break
+        assert found == [0, 1, 2, 3, 4, 5, 8]
