@@ -83,9 +83,10 @@ def test_a_signal_in_a_loop_passes_nothing_over(client: txnkv.Client) -> None:
 
     def interrupted(n: int) -> Interruption:
         consumer, seen = topic.consumer(), list[int]()
+        messages = iter(consumer)  # kept: what is raised where it is dropped is printed and lost
 
         def loop() -> None:
-            for message in consumer:
+            for message in messages:
                 seen.append(message.offset)
                 if len(seen) == 2:
                     break
@@ -97,7 +98,7 @@ def test_a_signal_in_a_loop_passes_nothing_over(client: txnkv.Client) -> None:
         return interruption
 
     instants = range(1, interrupted(1 << 40).passed + 1)
-    for n in random.sample(instants, min(40, len(instants))):
+    for n in instants:
         interrupted(n)
 
 
