@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_475, "server": 1_495,
-    "topics": 12_412, "tables": 9_911, "storage": 4_690, "cli": 5_104, "coordinator": 3_242,
-    "transaction": 3_536, "core": 3_491, "spark": 2_291, "client": 4_251, "aio": 614,
+    "remote": 2_472, "server": 1_495,
+    "topics": 12_412, "tables": 9_911, "storage": 4_697, "cli": 5_104, "coordinator": 3_242,
+    "transaction": 3_536, "core": 3_491, "spark": 2_291, "client": 4_243, "aio": 614,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 

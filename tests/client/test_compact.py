@@ -193,6 +193,37 @@ def test_the_status_database_gets_shorter(
     assert table.count() == 243
 
 
+def test_a_death_behind_the_shortening(
+    connect: Callable[..., txnkv.Client], process: Callable[..., Any], store_path: Path
+) -> None:
+    """All is in the WAL then, the next commits too."""
+    child = process(
+        """
+        from txnkv.storage import clock
+        schema = txnkv.Schema({"id": "int64", "v": "binary"}, primary_key=["id"])
+        table = client.create_table("t", schema)
+        for key in range(240):
+            client.run(lambda txn: txn.insert(table, (key, bytes([key]) * 60_000)))
+        client.compact()
+        later, at = clock.monotonic_micros, clock.now_micros
+        with clock.replaced(wall=lambda: at() + 61_000_000, monotonic=lambda: later() + 61_000_000):
+            client.compact()
+        """,
+        fault="status.shortened=kill",
+    )
+    child.finish(-9)
+    client = connect()
+    table = client.table("t")
+    assert table.scan(ordered=True).to_arrow()["v"].to_pylist() == [
+        bytes([key]) * 60_000 for key in range(240)
+    ]
+    client.run(lambda txn: txn.insert(table, (1000, b"")))
+    client.compact()
+    assert (store_path / "status.db").stat().st_size < 1_000_000
+    assert table.count() == 241
+    assert client.check().problems == []
+
+
 def test_a_file_that_another_process_has_open_stays(
     client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any], store_path: Path
 ) -> None:

@@ -274,6 +274,24 @@ say("holes"); env.give_room_back(10.0)
     assert content(environment) == {**rows(0, 300, 5_000), **rows(999, 1)}
 
 
+def test_a_death_behind_the_write_that_holes_wait_for(
+    environment: Environment, directory: StoreDirectory, python: Any
+) -> None:
+    put(environment, rows(0, 202))
+    environment.close()
+    died = python(
+        OTHER + 'drop(0, 200); say("holes"); env.give_room_back(10.0)',
+        directory.path,
+        fault="holes.awaited=kill",
+    )
+    assert died.finish(-9) == ["holes"]
+    assert content(environment) == rows(200, 2)
+    put(environment, rows(900, 1))
+    environment.give_all_room_back()
+    assert room(environment) < 500_000
+    assert content(environment) == {**rows(200, 2), **rows(900, 1)}
+
+
 def used_pages(env: Any) -> int:
     """All pages of the databases, and the two of the head."""
     count = 2

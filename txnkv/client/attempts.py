@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txnkv.client.table import Table
@@ -174,39 +175,29 @@ def _begin_named(
     told: _Begin,
     options: Mapping[str, Any],
 ) -> NamedTransaction:
-    if claims is not connection.claims or name in claims:
-        return _begun(connection, name, claims, told, options)
-    with connection.claiming:  # another thread may claim it now, also for who was interrupted
-        return _begun(connection, name, claims, told, options)
-
-
-def _begun(
-    connection: Connection,
-    name: str,
-    claims: MutableMapping[str, Claim],
-    told: _Begin,
-    options: Mapping[str, Any],
-) -> NamedTransaction:
-    known, row = (Claim(*claims[name]) if name in claims else None), told.seen
-    while True:
-        if row is not None and known is not None:
-            claim = known
-        else:
-            table, row = _look(connection, name, known)
-            claim = _following(table, row) if known is None else known
-        txn = NamedTransaction.begin(connection, **options)
-        assert isinstance(txn, NamedTransaction)
-        try:
-            txn.context.ensure_stored("begin", told.parts)  # durable with the row of the name
-            if _move(connection, row, (name, *claim, str(int(txn.id)), told.via)):
-                claims[name] = txn.claim = claim
-                txn.name = name
-                return txn
-        except BaseException:
+    claimed = claims is not connection.claims or name in claims
+    # Another thread may claim it now, also for who was interrupted.
+    with nullcontext() if claimed else connection.claiming:
+        known, row = (Claim(*claims[name]) if name in claims else None), told.seen
+        while True:
+            if row is not None and known is not None:
+                claim = known
+            else:
+                table, row = _look(connection, name, known)
+                claim = _following(table, row) if known is None else known
+            txn = NamedTransaction.begin(connection, **options)
+            assert isinstance(txn, NamedTransaction)
+            try:
+                txn.context.ensure_stored("begin", told.parts)  # durable with the row of the name
+                if _move(connection, row, (name, *claim, str(int(txn.id)), told.via)):
+                    claims[name] = txn.claim = claim
+                    txn.name = name
+                    return txn
+            except BaseException:
+                txn.rollback()
+                raise
             txn.rollback()
-            raise
-        txn.rollback()
-        row = None
+            row = None
 
 
 def _look(connection: Connection, name: str, known: Claim | None) -> tuple[Table, _Row]:

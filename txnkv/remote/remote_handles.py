@@ -15,10 +15,7 @@ import pyarrow as pa
 
 from txnkv.client import Snapshot, Table
 from txnkv.coordinator import Timestamp
-from txnkv.errors import (
-    ClosedError,
-    TableNotFoundError,
-)
+from txnkv.errors import ClosedError, TableNotFoundError
 from txnkv.remote.channel import Call, Channel
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
 from txnkv.storage import new_lock

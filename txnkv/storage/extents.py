@@ -328,6 +328,7 @@ def expect_files(cur: apsw.Cursor, path: Path) -> None:
 # -- holes -----------------------------------------------------------------------------
 
 declare_fault_point("holes.made", "some free pages of an LMDB file are holes, others not yet")
+declare_fault_point("holes.awaited", "a write was made so that more free pages may be holes")
 
 LEAST_FREE_BYTES: Final = 4 << 20
 """Bytes of free pages that a file keeps, beside a part of what is in use."""

@@ -40,6 +40,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import Extent, Tracked
+from txnkv.storage.faults import fault_point
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import FolderTurn
 
@@ -253,7 +254,8 @@ class OpenLmdb:
         self._mapped()
 
     def give_room_back(self, seconds: float) -> int:
-        """Makes holes of free pages, if this process writes to the file and nobody does now.
+        """Makes holes of free pages, if this process writes to the file and nobody does now. Where
+        those that the last write freed are missing, it makes a write that changes nothing.
 
         Args:
             seconds: for which other writers may wait for it.
@@ -268,7 +270,10 @@ class OpenLmdb:
         if not self.writable or self.last_number == self._roomless:
             return 0
         given, wrote = self._make_holes(seconds)
-        return given + self._make_holes(seconds)[0] if wrote else given
+        if wrote:
+            fault_point("holes.awaited")
+            given += self._make_holes(seconds)[0]
+        return given
 
     def _make_holes(self, seconds: float) -> tuple[int, bool]:
         """The bytes given back, and whether a write was made that lets more be given."""

@@ -70,6 +70,7 @@ from txnkv.storage.write_queue import BusyError, WriteQueue
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
 declare_fault_point("status.after_commit", "COMMIT is done, the change number not bumped")
 declare_fault_point("status.unsynced", "COMMIT is done and can be seen, the WAL is not synced")
+declare_fault_point("status.shortened", "the database is as short as its content, in the WAL alone")
 
 _PAGES: Final = "freelist_count", "page_count"
 Initialise = Callable[[apsw.Cursor], None] | None
@@ -285,6 +286,7 @@ class StatusDatabase:
             free, pages = (int(cursor.execute(f"PRAGMA {each}").get) for each in _PAGES)
         if pages > 2 * (pages - free + LEAST_FREE_BYTES // STATUS_PAGE_BYTES):
             self._vacuum()
+            fault_point("status.shortened")
         elif self.path.stat().st_size <= pages * STATUS_PAGE_BYTES:
             return  # else it was made so before, and others were in the way of the checkpoint
         self.sync()
