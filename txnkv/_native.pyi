@@ -1,7 +1,7 @@
 """The native hot path; csrc/native says in its headers what each of these does."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 Column = tuple[
     str, int, int, bool, type | None, bool, object, Callable[[Any], Any] | None,
@@ -39,6 +39,29 @@ class Handlers:
     def put_off(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
     ) -> Any: ...  # fmt: skip
+
+class MessageFields:
+    """A part of `txnkv.topics.Message` (csrc/native/message.c)."""
+
+    _headers: bytes | None
+    _micros: int
+    _row: dict[str, Any] | None
+    codec: Any
+    key: bytes | None
+    lease_end: int
+    offset: int
+    partition: int
+    raw: bytes | None
+    redelivery_count: int
+    txn_id: Any
+    def __new__(
+        cls, raw: bytes | None, key: bytes | None, headers: bytes | None, micros: int,
+        partition: int, offset: int, txn_id: Any, codec: Any = None,
+    ) -> Self: ...  # fmt: skip
+    @property
+    def nbytes(self) -> int: ...
+
+_Message = TypeVar("_Message", bound=MessageFields)
 
 class MemRowSet:
     """A part of `txnkv.core.MemRowSet` (csrc/native/mem_set.c)."""
@@ -193,6 +216,11 @@ class Words:
 sqlite_api: int
 """The address of SQLite's functions; 0 until they were asked for."""
 
+def messages(
+    kind: type[_Message], values: list[bytes | None], keys: list[bytes | None],
+    headers: list[bytes | None], offsets: list[int], micros: list[int], txn_ids: list[Any],
+    partition: int, codec: Any, /,
+) -> list[_Message]: ...  # fmt: skip
 def monotonic_micros() -> int: ...
 def pack(sections: Sequence[tuple[Any, ...]], commit_ts: int, /) -> bytes: ...
 def punch_hole(descriptor: int, offset: int, length: int, /) -> None: ...

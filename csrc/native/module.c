@@ -17,6 +17,7 @@ static int fill(PyObject *module) {
     if (add_type(module, "Histogram", &histogram_spec) < 0) return -1;
     if (add_type(module, "Holding", &holding_spec) < 0) return -1;
     if (add_type(module, "MemRowSet", &mem_set_spec) < 0) return -1;
+    if (add_type(module, "MessageFields", &message_spec) < 0) return -1;
     if (add_type(module, "PinSet", &pins_spec) < 0) return -1;
     if (add_type(module, "Published", &published_spec) < 0) return -1;
     if (add_type(module, "Reader", &reader_spec) < 0) return -1;
@@ -30,6 +31,7 @@ static int fill(PyObject *module) {
 }
 
 static PyMethodDef functions[] = {
+    {"messages", (PyCFunction)(void (*)(void))message_many, METH_FASTCALL, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},

@@ -10,6 +10,7 @@ extern PyType_Spec histogram_spec;
 extern PyType_Spec ids_spec;
 extern PyType_Spec holding_spec;
 extern PyType_Spec mem_set_spec;
+extern PyType_Spec message_spec;
 extern PyType_Spec pins_spec;
 extern PyType_Spec published_spec;
 extern PyType_Spec reader_spec;
@@ -30,6 +31,9 @@ void words_lift(PyObject *object, size_t word, uint64_t value);
 
 /* The set of a MemRowSet; NULL with an error set when it is none. */
 struct mem_row_set *mem_set_of(PyObject *object);
+
+/* messages(type, ...) -> list: see message.c. */
+PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
 PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);

@@ -4,8 +4,8 @@
  *     check.take(row) -> values       in schema order, or of a key; by `slow` if not known at sight
  *     add = check.adder(rows, room, more)
  *     add.add(row)                    the same, appended to `rows` while room[0] > 0; the bytes are
- *                                     taken from there. What is not known at sight, or has no room,
- *                                     goes to more(check.take(row)). */
+ *                                     taken from there. What is not known at sight, leaves columns
+ *                                     out or has no room goes to more(check.take(row)). */
 #include "native/native.h"
 
 #include "native/row_column.h"
@@ -256,7 +256,8 @@ static PyObject *check_add(PyObject *self, PyObject *given) {
     if (status == ROW_TABLE_ERROR) return NULL;
     int done = 0;
     if (status == ROW_TABLE_OK) {
-        done = take_room(check->room, values);
+        const bool whole = !check->partial || row_table_is_whole(check->table, values);
+        done = whole ? take_room(check->room, values) : 0;
         if (done == 1 && PyList_Append(check->rows, values) < 0) done = -1;
     } else {
         values = PyObject_CallFunctionObjArgs(check->slow, given, NULL);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -115,6 +116,36 @@ def test_bad_rows_are_refused_at_the_call(make: Any, client: txnkv.Client, mode:
         session.insert(events, {"id": id, "name": "good"})
     end()
     assert sorted(row["id"] for row in events.scan()) == [*range(len(BAD_ROWS))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_all_forms_stay_in_their_order(
+    make: Any, client: txnkv.Client, mode: str, seed: int
+) -> None:
+    """Whole ones and ones with columns left out, at sight and not, one behind the other."""
+    events, dice = client.create_table("events", EVENT), random.Random(seed)
+    session, end = make(mode)
+    model: dict[int, dict[str, Any]] = {}
+    op = "upsert"
+    for number in range(60):
+        if dice.random() < 0.3:
+            op = dice.choice(
+                ["upsert", "upsert", "update_ignore", "delete_ignore", "insert_ignore"]
+            )
+        id, score = dice.randrange(3), dice.choice([None, number + 0.5, number])
+        row: dict[str, Any] = {"id": id, "name": f"n{number}", "score": score}
+        if dice.random() < 0.6:
+            row |= {"kind": dice.choice("ab"), "count": number}
+        given: Any = tuple(row.values()) if len(row) == 5 and dice.random() < 0.5 else row
+        getattr(session, op)(events, id if op == "delete_ignore" else given)
+        there = id in model
+        if op == "delete_ignore":
+            model.pop(id, None)
+        elif op == "upsert" or there == (op == "update_ignore"):
+            model[id] = {**(model[id] if there else WHOLE), **row}
+    end()
+    assert {row["id"]: row for row in events.scan()} == model
 
 
 def test_values_of_every_type(client: txnkv.Client) -> None:

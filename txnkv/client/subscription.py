@@ -33,7 +33,6 @@ from txnkv.storage import WhenDropped, brief, new_lock, shielded, shielded_unles
 from txnkv.topics import (
     HELD_BYTES,
     KEY_SHARED,
-    Delivery,
     Encoded,
     Exclusive,
     ExclusiveReader,
@@ -157,8 +156,8 @@ class Subscription(Closing):
         self._reader: ExclusiveReader | LeaseReader | Standby = Standby()
         self._taking = new_lock()
         self._on_its_way = False
-        self._given: list[Delivery] = []  # by the last call
-        self._spent: deque[Delivery] = deque()  # for the dead letter topic
+        self._given: list[Message] = []  # by the last call
+        self._spent: deque[Message] = deque()  # for the dead letter topic
         self._has = _Has(self._engine.subscriptions, info)
         if place is not None:
             self._begin(place)
@@ -272,14 +271,12 @@ class Subscription(Closing):
             if isinstance(self._reader, Standby):
                 self._take_over()
             given = self._reader.take(most)
-            for one in given:
-                one.message.redelivery_count = one.before
             if self.info.max_deliveries is None:
                 self._given = given
-                self._count(found := [one.message for one in given])
-                return found
+                self._count(given)
+                return given.copy()
             self._spent += [one for one in given if self._is_spent(one)]
-            found = [one.message for one in given if not self._is_spent(one)]
+            found = [one for one in given if not self._is_spent(one)]
             try:
                 while self._spent:
                     self._give_up(self._spent[0])
@@ -289,9 +286,9 @@ class Subscription(Closing):
                     raise
                 _log.warning("%s cannot give up a message: %s", self.info, error)
             if found or not given:
-                self._given = [one for one in given if not self._is_spent(one)]
+                self._given = found
                 self._count(found)
-                return found
+                return found.copy()
 
     def _follow(self) -> None:
         """Know the topic as it is now: it may have got partitions."""
@@ -311,15 +308,15 @@ class Subscription(Closing):
             if message.redelivery_count > 0:
                 metrics.messages_redelivered.value += 1
 
-    def _is_spent(self, delivery: Delivery) -> bool:
+    def _is_spent(self, message: Message) -> bool:
         most = self.info.max_deliveries
-        return most is not None and delivery.before >= most
+        return most is not None and message.redelivery_count >= most
 
-    def _give_up(self, delivery: Delivery) -> None:
+    def _give_up(self, message: Message) -> None:
         """To the dead letter topic, and acknowledged, in one transaction."""
-        message, topic = delivery.message, self.info.dead_letter
+        topic = self.info.dead_letter
         assert topic is not None
-        about = (self.info.topic.name, message.partition, message.offset, delivery.before)
+        about = (self.info.topic.name, message.partition, message.offset, message.redelivery_count)
         headers = [
             (name, str(value).encode())
             for name, value in zip(_DEAD_LETTER_HEADERS, about, strict=True)
@@ -454,8 +451,8 @@ class Subscription(Closing):
                 self.unreceive()
             found = self._engine.subscriptions.seek(self.info, partition, offset)
             self._reader.seek(partition, found)
-            self._given = [each for each in self._given if each.message.partition != partition]
-            self._spent = deque(each for each in self._spent if each.message.partition != partition)
+            self._given = [each for each in self._given if each.partition != partition]
+            self._spent = deque(each for each in self._spent if each.partition != partition)
 
     @shielded
     def committed(self) -> dict[int, int]:

@@ -80,6 +80,7 @@ IdSet = _native.IdSet
 HistogramBase = _native.Histogram
 Holding = _native.Holding
 MemRowSetBase = _native.MemRowSet
+MessageFields = _native.MessageFields
 PinSet = _native.PinSet
 PublishedRows = _native.Published
 RowCheck = _native.RowCheck
@@ -90,6 +91,7 @@ SqliteWriter = _native.SqliteWriter
 StoreWords = _native.StoreWords
 Turn = _native.Turn
 Writes = _native.Writes
+messages = _native.messages
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
 punch_hole = _native.punch_hole
@@ -105,6 +107,7 @@ __all__ = [
     "HistogramBase",
     "LimitError",
     "MemRowSetBase",
+    "MessageFields",
     "PublishedRows",
     "RowReader",
     "RowCheck",
@@ -120,6 +123,7 @@ __all__ = [
     "ffi",
     "hash64",
     "lib",
+    "messages",
     "monotonic_micros",
     "pack",
     "pointer",

@@ -25,12 +25,13 @@ from txnkv.remote.remote_handles import RemoteHandle, RemoteTable
 from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
-from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
+from txnkv.tables import DELETES, Operation, arrow_input, require_operation
 from txnkv.topics import pending
 from txnkv.transaction import (
     FlushMode,
     Room,
     Session,
+    SessionRows,
     WriteResult,
     encoder_of,
     size_of,
@@ -152,8 +153,7 @@ class RemoteSession(RemoteHandle, Session):
         self._refused: list[RowError] = []
         self._lock = new_rlock()
         self._timer: threading.Timer | None = None
-        # Those of `Session.insert` and the like, which go the long way here.
-        self._table, self._op, self._take = None, "", nothing
+        self._rows = SessionRows(self._room)  # none wait there: all go the long way
         self._tables: dict[str, RemoteTable] = {}
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection

@@ -20,7 +20,6 @@ ranges                 sets of offsets
 from txnkv.topics import outbox, topic_catalog
 from txnkv.topics.acks import Cursor, Exclusive, Hold, ack_rows
 from txnkv.topics.delivery import (
-    Delivery,
     ExclusiveReader,
     KeySharedReader,
     LeaseReader,

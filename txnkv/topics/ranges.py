@@ -9,7 +9,7 @@ offsets it has.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -27,6 +27,13 @@ class Ranges:
         self._last: list[int] = []
         for first, last in ranges:
             self.add(first, last)
+
+    @classmethod
+    def of(cls, offsets: Sequence[int]) -> Ranges:
+        """Return a set of ascending offsets."""
+        if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
+            return cls([(offsets[0], offsets[-1] + 1)])
+        return cls((offset, offset + 1) for offset in offsets)
 
     def add(self, first: int, last: int) -> None:
         """Put [first, last) in."""

@@ -372,9 +372,13 @@ def message_ids(message: Acknowledged) -> list[MessageId]:
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
-        if len(message) == 1:
-            return message_ids(message[0])
-        return [one for some in message for one in message_ids(some)]
+        found = []
+        for one in message:
+            if one.__class__ is Message:
+                found.append(one.id)
+            else:
+                found += message_ids(one)
+        return found
     raise TypeError(
         "what is acknowledged is a Message, its MessageId or a list of them, not "
         f"{type(message).__name__}"

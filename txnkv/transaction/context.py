@@ -118,7 +118,7 @@ class TxnContext:
     _fixed: Timestamp | None = None
     _storing = False
     _staged_sends: StagedSends | None = None
-    _unsure_acks: frozenset[tuple[int, tuple[MessageId, ...], bool]] = frozenset()
+    _unsure_acks: tuple[tuple[int, Sequence[MessageId], bool], ...] = ()
 
     def __init__(
         self,
@@ -433,17 +433,17 @@ class TxnContext:
             self.require_open("acknowledge")
             self.settle()
             self.touched = True
-            call = info.id, tuple(ids), cumulative
-            again = call in self._unsure_acks
+            again = (call := (info.id, ids, cumulative)) in self._unsure_acks
             try:
                 self._parts().outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
             except AckConflictError as error:
                 self._abort_on_conflict(error)
                 raise
             except (StorageFullError, UnavailableError):
-                self._unsure_acks |= {call}
+                self._unsure_acks += (call,) * (not again)
                 raise
-            self._unsure_acks -= {call}
+            if again:
+                self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
             self.settle_if_possible()
 
     @contextmanager

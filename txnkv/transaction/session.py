@@ -19,7 +19,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import new_rlock, shielded, shielded_unless
-from txnkv.tables import Adder, Operation, Outcome, arrow_input, nothing, require_operation
+from txnkv.tables import Operation, Outcome, arrow_input, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import one_of
@@ -91,7 +91,7 @@ class Session(Closing):
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
-        self._sent = 0
+        self._sent, self._closed = 0, False
         # What `send_batch` failed with and has taken, and how many messages it is.
         self._unsent: tuple[Any, int] | None = None
         self._connection = connection
@@ -103,10 +103,6 @@ class Session(Closing):
         self._sending = SendBuffer(self._lock)
         self._errors = ErrorBuffer(self._lock, context)
         self._background: Background | None = None
-        # The run that rows are added to without ado, while table and operation stay the same.
-        self._table: AnyTable | None = None
-        self._op, self._closed = "", False
-        self._take: Adder = nothing
         self._rows.in_session = True
         if (lone := self._rows.lone) is not None:
             self._sending.appender(lone.topic)(lone.message)
@@ -119,8 +115,8 @@ class Session(Closing):
 
     def insert(self, table: AnyTable, row: Any) -> None:
         """A new row; refused when its key is there already."""
-        if table is self._table and self._op == "insert":
-            self._take(row)
+        if table is self._rows.table and self._rows.op == "insert":
+            self._rows.more(row)
         else:
             self._add(table, "insert", row)
 
@@ -130,11 +126,17 @@ class Session(Closing):
 
     def upsert(self, table: AnyTable, row: Any) -> None:
         """A new row, or new values for the row that is there."""
-        self._add(table, "upsert", row)
+        if table is self._rows.table and self._rows.op == "upsert":
+            self._rows.more(row)
+        else:
+            self._add(table, "upsert", row)
 
     def update(self, table: AnyTable, row: Any) -> None:
         """New values for the row with this key; refused when there is none."""
-        self._add(table, "update", row)
+        if table is self._rows.table and self._rows.op == "update":
+            self._rows.more(row)
+        else:
+            self._add(table, "update", row)
 
     def update_ignore(self, table: AnyTable, row: Any) -> None:
         """New values for the row with this key; ignored when there is none."""
@@ -142,7 +144,10 @@ class Session(Closing):
 
     def delete(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key, a scalar or a tuple; refused when there is none."""
-        self._add(table, "delete", key)
+        if table is self._rows.table and self._rows.op == "delete":
+            self._rows.more(key)
+        else:
+            self._add(table, "delete", key)
 
     def delete_ignore(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key; ignored when there is none."""
@@ -155,9 +160,7 @@ class Session(Closing):
         with self._lock:
             run = self._rows.add(writer, op, row)
         if self._mode == "manual":
-            self._table, self._op = table, op
-            if op == "insert":
-                self._take = self._rows.adder(run)
+            self._rows.expect(table, run)
         else:
             self._after_call()
 
@@ -471,7 +474,7 @@ class Session(Closing):
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""
-        self._table = None
+        self._rows.table = None
         self._short = NO_SHORT_CUT
 
     @shielded
@@ -520,7 +523,6 @@ class Session(Closing):
 
     def _take_runs(self) -> list[Run]:
         with self._lock:
-            self._table = None
             return self._rows.take()
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
@@ -539,7 +541,6 @@ class Session(Closing):
 
     def _flush_runs(self, context: TxnContext, *, counted: bool) -> None:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
-        self._table = None
         try:
             self._rows.write(context, self._flushed.add, self._lock, counted=counted)
         except BaseException:
@@ -592,7 +593,6 @@ class Session(Closing):
     def _put_back(self, lot: Lot) -> None:
         topics = self._connection.instance.topics
         with self._lock:
-            self._table = None
             self._rows.put_back(lot.runs)
             # Acks of a topic that was dropped could never be flushed.
             self._acks = [one for one in lot.acks if topics.is_live(one[0].topic)] + self._acks

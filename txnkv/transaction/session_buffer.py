@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from txnkv.errors import (
@@ -25,7 +26,7 @@ from txnkv.errors import (
     require_number,
 )
 from txnkv.storage import shielded_unless
-from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, write_buffer
+from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, nothing, write_buffer
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.connection import (
     Acknowledged,
@@ -171,9 +172,12 @@ class SessionRows:
         lone: a message of a transaction that has no session yet.
         in_session: the transaction has one, which takes its messages.
         acked: the number of messages that were acknowledged since the last flush.
+        table: whose rows `more` takes without ado, by the operation `op`; None: no table's.
     """
 
-    __slots__ = ("_room", "acked", "in_session", "lone", "runs", "written")
+    __slots__ = (
+        "_room", "acked", "in_session", "lone", "more", "op", "runs", "table", "written",
+    )  # fmt: skip
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -182,6 +186,9 @@ class SessionRows:
         self.lone: Lone | None = None
         self.in_session = False
         self.acked = 0
+        self.table: object = None
+        self.op = ""
+        self.more: Adder = nothing
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.written or self.lone)
@@ -213,6 +220,7 @@ class SessionRows:
             if last.writer is writer and last.op == op and last.shape == shape:
                 last.rows.append(values)
                 return last
+        self.table = None
         run = Run(writer, op, shape, [values])
         runs.append(run)
         return run
@@ -223,18 +231,19 @@ class SessionRows:
         runs = self.runs
         return not runs or (len(runs) < _FEW and len(runs[-1].rows) < _FEW)
 
-    def adder(self, run: Run) -> Adder:
-        """Adds whole rows to a run, as long as it is the last and waits."""
-        append = run.rows.append
-
-        def more(values: Values) -> None:
-            self._room.take(values)
-            append(values)
-
-        return run.writer.checker[run.op].adder(run.rows, self._room.left, more).add
+    def expect(self, table: object, run: Run) -> None:
+        """Take more rows of a run by `more`, as long as it is the last and waits."""
+        if run.shape is not None:
+            self.table = None
+            return
+        writer, op = run.writer, run.op
+        by_itself = partial(self.keep, writer, op)
+        self.table, self.op = table, op
+        self.more = writer.checker[op].adder(run.rows, self._room.left, by_itself).add
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
+        self.table = None
         runs, self.runs = self.runs, []
         if self._room.limit is not None:
             self._room.empty()

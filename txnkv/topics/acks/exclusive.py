@@ -205,21 +205,20 @@ class Exclusive:
 
     def deliverable(self, partition_id: int, offset: int) -> bool:
         """Tell whether a message is PENDING: neither deleted nor acknowledged by a transaction."""
+        return self.first_taken(partition_id, offset, offset + 1) is None
+
+    def first_taken(self, partition_id: int, first: int, last: int) -> int | None:
+        """Return the first offset of [first, last) that is not PENDING; None where all are. What an
+        attempt of a run had acknowledged is not, until the run ends.
+        """
         with self.lock:
-            return offset not in self.cursors[partition_id] and not self.held(partition_id, offset)
-
-    def deleted(self, partition_id: int, offset: int) -> bool:
-        """Tell whether a message is DELETED."""
-        return offset in self.cursors[partition_id]
-
-    def held(self, partition_id: int, offset: int) -> bool:
-        """Tell whether an ack of a message is pending, or a run goes on whose attempt had one."""
-        if offset in self.pending[partition_id] or offset < self._position(partition_id):
-            return True
-        if self._foreign and offset in self._foreign.get(partition_id, NONE):
-            return True
-        holds = self._holds
-        return bool(holds) and any(offset in held.get(partition_id, ()) for held in holds.values())
+            if first < self._position(partition_id):
+                return first
+            found = [self.cursors[partition_id].first_in(first, last)]
+            for held in (self.pending, self._foreign, *self._holds.values()):
+                if partition_id in held:
+                    found.append(held[partition_id].first_in(first, last))
+            return min((one for one in found if one is not None), default=None)
 
     def _position(self, partition_id: int) -> int:
         found = self._positions.get(partition_id)
@@ -291,7 +290,7 @@ class Exclusive:
                 for into in (own, self.pending[partition_id]):
                     into.add(first, first + 1)
                 return
-            wanted = Ranges((offset, offset + 1) for offset in offsets)
+            wanted = Ranges.of(offsets)
             others = self._taken(partition_id) | self._stored(partition_id)
             refuse(self.info, number, wanted, others, deleted=self.cursors[partition_id])
             own.update(wanted)
@@ -301,7 +300,7 @@ class Exclusive:
         """Tell whether it is seen at once that nobody has acknowledged a message."""
         if partition_id in self._foreign or offset in self.pending[partition_id]:
             return False
-        return offset >= self._position(partition_id) and not self.deleted(partition_id, offset)
+        return offset >= self._position(partition_id) and offset not in self.cursors[partition_id]
 
     def refuse(self, number: int, wanted: Ranges) -> None:
         """Refuse acks of a stored transaction of this process, of which memory has nothing.

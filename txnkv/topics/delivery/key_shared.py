@@ -35,8 +35,8 @@ from txnkv.coordinator import one
 from txnkv.storage import KEY_SHARING, Store, clock
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.delivery.leases import LeaseReader, new_lease
-from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER, Delivery, ReadMessage
-from txnkv.topics.messages import key_hash, now_micros
+from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER
+from txnkv.topics.messages import Message, key_hash, now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_catalog import DELAYED, Place
 
@@ -167,9 +167,15 @@ AND NOT EXISTS (
 
 
 class _Waiting(NamedTuple):
-    """A message of this consumer's part, and the hash of its key."""
+    """A message of this consumer's part.
 
-    read: ReadMessage
+    Attributes:
+        begin: all from here to its offset, exclusive, is no other message's.
+        hash: of its key.
+    """
+
+    message: Message
+    begin: int
     hash: int
 
 
@@ -223,14 +229,14 @@ class KeySharedReader(LeaseReader):
         moved = False
         for id, source in self._sources.items():
             waiting = self._waiting.setdefault(id, deque())
-            room = source.share - sum(each.read.message.nbytes for each in waiting)
+            room = source.share - sum(each.message.nbytes for each in waiting)
             source.moved = False
             while room > 0 and len(waiting) < AHEAD and source.fill():
-                while (read := source.next()) is not None:
-                    hash = key_hash(read.message)
+                for message in source.take():
+                    hash = key_hash(message)
                     if hash in self._part:
-                        waiting.append(_Waiting(read, hash))
-                        room -= read.message.nbytes
+                        waiting.append(_Waiting(message, source.begin_of(message.offset), hash))
+                        room -= message.nbytes
             moved |= source.moved
         return moved
 
@@ -297,9 +303,9 @@ class KeySharedReader(LeaseReader):
                 return True
         return False
 
-    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
+    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
         """Those that wait and can be claimed; where the source is does not depend on it."""
-        found: list[Delivery] = []
+        found: list[Message] = []
         if self._anew or not self._waiting:
             return found, {}
         room = self._max_bytes - self._held
@@ -321,32 +327,35 @@ class KeySharedReader(LeaseReader):
                     left.append(each)
                     continue
                 pending = self._blocked_in(cur) if pending is None else pending
-                delivery = self._lease(cur, id, each, pending.get(id))
-                if delivery is not None:
-                    found.append(delivery)
-                    room -= delivery.message.nbytes
+                message = self._lease(cur, id, each, pending.get(id))
+                if message is not None:
+                    found.append(message)
+                    room -= message.nbytes
         return found, {}
 
     def _lease(
         self, cur: apsw.Cursor, id: int, each: _Waiting, pending: Ranges | None
-    ) -> Delivery | None:
-        message, at = each.read.message, (self._info.id, id, each.read.message.offset)
+    ) -> Message | None:
+        message, at = each.message, (self._info.id, id, each.message.offset)
         place, until = None, self._delay(message)
         if pending is not None and message.offset in pending:
             until = None
         elif until is None:
             place, until = self._place, self._until
-        new_lease(cur, self._info.id, id, each.read, place, until)
+        new_lease(cur, self._info.id, id, (each.begin, message.offset), place, until)
         cur.execute(
             "UPDATE leases SET key_hash = ? WHERE subscription_id = ? AND partition_id = ? "
             "AND message = ?",
             (each.hash, *at),
         )
-        return None if place is None or until is None else Delivery(message, 0, until)
+        if place is None or until is None:
+            return None
+        message.lease_end = until
+        return message
 
     def _is_known(self, cur: apsw.Cursor, id: int, each: _Waiting) -> bool:
         """Tell whether a message is deleted, or has its lease."""
-        offset = each.read.message.offset
+        offset = each.message.offset
         there = cur.execute(
             "SELECT 1 FROM leases WHERE subscription_id = ? AND partition_id = ? AND message = ?",
             (self._info.id, id, offset),
@@ -357,7 +366,7 @@ class KeySharedReader(LeaseReader):
 
     def _gap(self, cur: apsw.Cursor, id: int, each: _Waiting) -> Ranges:
         """Find what is no message before one that is deleted, and had no lease to go with."""
-        first, last = each.read.begin, each.read.message.offset
+        first, last = each.begin, each.message.offset
         if first == last or last not in ack_rows.deleted_in(cur, self._info.id, id, last, last + 1):
             return Ranges()
         gap = Ranges([(first, last)])
@@ -369,7 +378,7 @@ class KeySharedReader(LeaseReader):
         Args:
             shut: hashes of those; added to.
         """
-        if self._delay(each.read.message) is not None:
+        if self._delay(each.message) is not None:
             return False
         if each.hash not in shut:
             now = clock.monotonic_micros()

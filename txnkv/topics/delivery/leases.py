@@ -36,10 +36,8 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
-    Delivery,
     DeliveryReader,
     PartitionSource,
-    ReadMessage,
     read_range,
     share_of,
 )
@@ -144,8 +142,8 @@ class LeaseReader(DeliveryReader):
             return True
         return self._next_delayed < FOR_EVER and self._next_delayed <= DELAYED + now_micros()
 
-    def _is_mine(self, delivery: Delivery) -> bool:
-        return clock.monotonic_micros() < delivery.until
+    def _is_mine(self, message: Message) -> bool:
+        return clock.monotonic_micros() < message.lease_end
 
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`. The source follows `dispatched`, as those of other consumers do."""
@@ -257,8 +255,7 @@ class LeaseReader(DeliveryReader):
         try:
             self._read_claims()
         finally:
-            for each in fresh:
-                self._add(each)
+            self._add(fresh)
         for partition_id, offset in upto.items():
             self._sources[partition_id].go_to(offset)
         return bool(freed or fresh or upto)
@@ -273,7 +270,7 @@ class LeaseReader(DeliveryReader):
         again = {(claim.partition_id, claim.offset) for claim in claims}
         numbers = self._info.topic.partitions
         self._claims = deque(each for each in self._claims if each[:2] not in again)
-        self._keep(lambda each: (numbers[each.message.partition], each.message.offset) not in again)
+        self._keep(lambda each: (numbers[each.partition], each.offset) not in again)
 
     @property
     def _spans(self) -> list[tuple[int, int]]:
@@ -319,9 +316,9 @@ class LeaseReader(DeliveryReader):
             blocked.setdefault(id, Ranges()).add(first, last)
         return blocked
 
-    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
+    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
         """New messages; and up to where they, and what was passed over, are claimed."""
-        found: list[Delivery] = []
+        found: list[Message] = []
         room = self._max_bytes - self._held
         moved: dict[int, int] = {}
         blocked: dict[int, Ranges] | None = None
@@ -332,8 +329,8 @@ class LeaseReader(DeliveryReader):
             source, begin = self._sources[id], dispatched.get(id)
             if begin is None or not source.is_behind(begin):
                 continue
-            for read in source.ready:
-                offset = read.message.offset
+            for message in source.ready:
+                offset = message.offset
                 if len(found) >= most or room <= 0:
                     break
                 if offset < begin:
@@ -342,17 +339,19 @@ class LeaseReader(DeliveryReader):
                     blocked = self._blocked_in(cur)
                 moved[id] = offset + 1
                 if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
-                    ack_rows.delete(cur, self._info.id, id, read.begin, offset + 1)
+                    first = source.begin_of(offset)
+                    ack_rows.delete(cur, self._info.id, id, first, offset + 1)
                     continue
-                place, until = None, self._delay(read.message)
+                place, until = None, self._delay(message)
                 if offset in blocked.get(id, ()):
                     until = None
                 elif until is None:
                     place, until = self._place, self._until
-                new_lease(cur, self._info.id, id, read, place, until)
+                new_lease(cur, self._info.id, id, (source.begin_of(offset), offset), place, until)
                 if place is not None and until is not None:
-                    found.append(Delivery(read.message, 0, until))
-                    room -= read.message.nbytes
+                    message.lease_end = until
+                    found.append(message)
+                    room -= message.nbytes
         cur.executemany(
             "UPDATE cursors SET dispatched = ? WHERE subscription_id = ? AND partition_id = ?",
             [(upto, self._info.id, id) for id, upto in moved.items()],
@@ -380,8 +379,7 @@ class LeaseReader(DeliveryReader):
                     self._claims.append(claim)
                     continue
                 try:
-                    for delivery in self._read_again(claim, found.pop(claim.offset, None)):
-                        self._add(delivery)
+                    self._add(self._read_again(claim, found.pop(claim.offset, None)))
                 except Exception as error:
                     self._failed = error
                     self._claims.append(claim)
@@ -405,7 +403,7 @@ class LeaseReader(DeliveryReader):
                             break
         return found
 
-    def _read_again(self, claim: _Claim, message: Message | None) -> list[Delivery]:
+    def _read_again(self, claim: _Claim, message: Message | None) -> list[Message]:
         """The message of a lease, if it is not read yet; none when retention took it, or the lease
         ran out.
         """
@@ -417,7 +415,8 @@ class LeaseReader(DeliveryReader):
         # An abort frees also what was acknowledged before its time, and never delivered.
         delay = None if message is None or claim.before else self._delay(message)
         if message is not None and delay is None:
-            return [Delivery(message, claim.before, claim.until)]
+            message.redelivery_count, message.lease_end = claim.before, claim.until
+            return [message]
         with self._store.status.write(sync=False) as cur:
             if delay is None:
                 ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
@@ -496,19 +495,19 @@ def new_lease(
     cur: apsw.Cursor,
     id: int,
     partition_id: int,
-    read: ReadMessage,
+    at: tuple[int, int],
     place: Place | None,
     until: int | None,
 ) -> None:
     """Add the lease of a message that was not delivered yet; without a place it is nobody's."""
-    first, message = read
+    first, offset = at  # see `PartitionSource.begin_of`
     cur.execute(
         "INSERT OR REPLACE INTO leases (subscription_id, partition_id, message, first, "
         "deliveries, slot, start, consumer, until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             id,
             partition_id,
-            message.offset,
+            offset,
             first,
             int(place is not None),
             *(place or (None, None, None)),

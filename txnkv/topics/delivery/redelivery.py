@@ -20,10 +20,11 @@ Who looks first has the place then. It begins at the cursors, as any new consume
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
@@ -42,30 +43,6 @@ FOR_EVER: Final = 1 << 62
 
 _BACK_BYTES: Final = 64 << 10
 """Bytes fetched at once where single messages are wanted again."""
-
-
-class Delivery(NamedTuple):
-    """A message that is given to the consumer.
-
-    Attributes:
-        before: how often it was delivered before.
-        until: then it is anybody's, in monotonic microseconds.
-    """
-
-    message: Message
-    before: int
-    until: int = FOR_EVER
-
-
-class ReadMessage(NamedTuple):
-    """A message as read.
-
-    Attributes:
-        begin: all from here to its offset, exclusive, is no other message's.
-    """
-
-    begin: int
-    message: Message
 
 
 class PartitionSource:
@@ -94,7 +71,8 @@ class PartitionSource:
         self.partition = partition
         self.share = max_bytes
         self._reader = OffsetReader(topics, partition, offset, isolation, max_bytes, skip_lost=True)
-        self._ready: deque[ReadMessage] = deque()
+        self._ready: deque[Message] = deque()
+        self._begins: dict[int, int] = {}  # by offset, where no message lies right before it
         self._begin = offset
         self._seen = offset
         self._large: dict[int, int] = {}  # offset of each, and of its first piece
@@ -111,7 +89,7 @@ class PartitionSource:
     @property
     def position(self) -> int:
         """All messages below were given."""
-        return self._ready[0].message.offset if self._ready else self._reader.position
+        return self._ready[0].offset if self._ready else self._reader.position
 
     def fill(self) -> bool:
         """Read ahead when nothing is ready; whether something is."""
@@ -125,33 +103,37 @@ class PartitionSource:
             return False
         self._large.update(reader.large)
         rows = reader.take(AHEAD)
+        self._begins = {}
         txn_id = self._topics.coordinator.txn_id
         codec = self._topics.codec_of(self.partition)
         messages = messages_of(rows, self.partition.number, txn_id, codec)
-        with self._lock:
-            for message in messages:
-                self._ready.append(ReadMessage(self._note(message.offset), message))
+        self._note([message.offset for message in messages])
+        self._ready.extend(messages)
         self._pass(reader.position)
         return True
 
-    def _note(self, offset: int) -> int:
-        """A message follows; answers from where on there is no other's before it."""
-        first, self._seen = self._seen, offset + 1
-        if not self._large and not self._reader.has_begun:
-            if self._state is not None:
-                self._state.gaps[self.partition.id].add(first, offset)
-            return self._with_passed(first)
-        self._undecided.add(first, offset)
-        begin = self._large.get(offset, offset)
-        return self._with_passed(begin if begin >= first else offset)
-
-    def _with_passed(self, begin: int) -> int:
-        """Return where what is no message begins, behind which something begins."""
-        if self._passed:
-            low, _ = self._passed.touching(begin, begin)
-            self._passed.remove(low, begin)
-            return low
-        return begin
+    def _note(self, offsets: list[int]) -> None:
+        """These messages follow, and what lies between them is none."""
+        first, last = offsets[0], offsets[-1]
+        plain = not self._large and not self._reader.has_begun
+        with self._lock:
+            if plain and not self._passed and first == self._seen and _are_whole(offsets):
+                self._seen = last + 1
+                return
+            for offset in offsets:
+                begin, self._seen = self._seen, offset + 1
+                if not plain:
+                    self._undecided.add(begin, offset)
+                    piece = self._large.get(offset, offset)
+                    begin = piece if piece >= begin else offset
+                elif self._state is not None:
+                    self._state.gaps[self.partition.id].add(begin, offset)
+                if self._passed:
+                    behind = begin
+                    begin, _ = self._passed.touching(behind, behind)
+                    self._passed.remove(begin, behind)
+                if begin < offset:
+                    self._begins[offset] = begin
 
     def _pass(self, upto: int) -> None:
         """There is no message more up to here."""
@@ -181,14 +163,26 @@ class PartitionSource:
         last = min(last, self.position)
         return read_range(self._topics, self.partition, first, last, self._isolation)
 
-    def next(self) -> ReadMessage | None:
-        """The next message, if one is ready."""
-        return self._ready.popleft() if self._ready else None
+    def take(
+        self, first: int = 0, last: int = FOR_EVER, most: int = AHEAD, room: float = math.inf
+    ) -> list[Message]:
+        """Take those that are ready, at most so many: the next ones, as long as their offsets are
+        in [first, last) and they do not fill the room, in bytes.
+        """
+        ready, found = self._ready, list[Message]()
+        while ready and room > 0 and len(found) < most and first <= ready[0].offset < last:
+            found.append(ready.popleft())
+            room -= found[-1].nbytes
+        return found
 
     @property
-    def ready(self) -> Sequence[ReadMessage]:
+    def ready(self) -> Sequence[Message]:
         """The messages that are ready, in order."""
         return self._ready
+
+    def begin_of(self, offset: int) -> int:
+        """Return from where on there is no other message's before one that was ready last."""
+        return self._begins.get(offset, offset)
 
     def is_behind(self, offset: int) -> bool:
         """Tell whether this source began to read at or below an offset."""
@@ -200,7 +194,7 @@ class PartitionSource:
             self.restart(offset)
             return
         self._begin = offset
-        while self._ready and self._ready[0].message.offset < offset:
+        while self._ready and self._ready[0].offset < offset:
             self._ready.popleft()
         if not self._ready and self._reader.position < offset:
             self._reader.seek(offset)
@@ -250,8 +244,7 @@ class CommitSource(PartitionSource):
             return False
         rows = commits.take(AHEAD)
         txn_id, codec = self._topics.coordinator.txn_id, self._topics.codec_of(self.partition)
-        for message in messages_of(rows, self.partition.number, txn_id, codec):
-            self._ready.append(ReadMessage(message.offset, message))
+        self._ready.extend(messages_of(rows, self.partition.number, txn_id, codec))
         self._given.remove(0, self._exclusive.mark(self.partition.id))
         return True
 
@@ -272,7 +265,7 @@ class CommitSource(PartitionSource):
             found.clear()  # these are given as their transactions were committed
         with state.lock:
             pieces = state.pieces.get(id, {})
-            for offset in [each for each in pieces if state.deleted(id, each)]:
+            for offset in [each for each in pieces if each in state.cursors[id]]:
                 state.gaps[id].update(pieces.pop(offset))  # it was acknowledged before
 
     def again(self, first: int, last: int) -> Iterator[Message]:
@@ -281,11 +274,13 @@ class CommitSource(PartitionSource):
             if message.offset in self._given:
                 yield message
 
-    def next(self) -> ReadMessage | None:
+    def take(
+        self, first: int = 0, last: int = FOR_EVER, most: int = AHEAD, room: float = math.inf
+    ) -> list[Message]:
         """See `PartitionSource`."""
-        found = super().next()
-        if found is not None:
-            self._given.add(found.message.offset, found.message.offset + 1)
+        found = super().take(first, last, most, room)
+        for message in found:
+            self._given.add(message.offset, message.offset + 1)
         return found
 
     def restart(self, offset: int) -> None:
@@ -304,10 +299,10 @@ class DeliveryReader(ABC):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._ready: deque[Delivery] = deque()
+        self._ready: deque[Message] = deque()
         self._held = 0
 
-    def take(self, most: int) -> list[Delivery]:
+    def take(self, most: int) -> list[Message]:
         """The next messages, at most so many; none when there are none now."""
         self._keep(self._is_mine)
         try:
@@ -317,34 +312,37 @@ class DeliveryReader(ABC):
             if not self._ready:
                 raise
             # What it failed at is there still: the next call meets it again.
-        given: list[Delivery] = []
-        room = self._max_bytes
+        if len(self._ready) <= most and self._held <= self._max_bytes:
+            given, self._held = list(self._ready), 0
+            self._ready.clear()
+            return given
+        given, room = [], self._max_bytes
         while self._ready and len(given) < most and room > 0:
             given.append(self._ready.popleft())
-            room -= given[-1].message.nbytes
+            room -= given[-1].nbytes
         self._held -= self._max_bytes - room
         return given
 
-    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
         """These were taken last, and not given: they are taken again."""
-        self._ready.extendleft(reversed(deliveries))
-        self._held += sum(each.message.nbytes for each in deliveries)
+        self._ready.extendleft(reversed(messages))
+        self._held += sum(each.nbytes for each in messages)
 
     def _full(self, most: int) -> bool:
         return len(self._ready) >= most or self._held >= self._max_bytes
 
-    def _add(self, delivery: Delivery) -> None:
-        self._ready.append(delivery)
-        self._held += delivery.message.nbytes
+    def _add(self, messages: Sequence[Message]) -> None:
+        self._ready.extend(messages)
+        self._held += sum([each.nbytes for each in messages])
 
-    def _keep(self, wanted: Callable[[Delivery], bool]) -> None:
+    def _keep(self, wanted: Callable[[Message], bool]) -> None:
         if self._ready:
             self._ready = deque(each for each in self._ready if wanted(each))
-            self._held = sum(each.message.nbytes for each in self._ready)
+            self._held = sum(each.nbytes for each in self._ready)
 
     def seek(self, number: int, offset: int) -> None:
         """The cursor of a partition was moved: what was read of it is forgotten."""
-        self._keep(lambda each: each.message.partition != number)
+        self._keep(lambda each: each.partition != number)
 
     @property
     @abstractmethod
@@ -360,8 +358,8 @@ class DeliveryReader(ABC):
         """Have so many ready, if there are."""
 
     @abstractmethod
-    def _is_mine(self, delivery: Delivery) -> bool:
-        """Tell whether a delivery that waits is this consumer's still."""
+    def _is_mine(self, message: Message) -> bool:
+        """Tell whether a message that waits is this consumer's still."""
 
 
 class ExclusiveReader(DeliveryReader):
@@ -408,8 +406,7 @@ class ExclusiveReader(DeliveryReader):
         """See `DeliveryReader`."""
         return self._state.something_back()
 
-    def _is_mine(self, delivery: Delivery) -> bool:
-        message = delivery.message
+    def _is_mine(self, message: Message) -> bool:
         partition_id = self._state.info.topic.partitions[message.partition]
         return self._state.deliverable(partition_id, message.offset)
 
@@ -452,11 +449,16 @@ class ExclusiveReader(DeliveryReader):
     def _take_from(self, source: PartitionSource, most: int) -> None:
         state, id = self._state, source.partition.id
         while source.fill():
-            while (read := source.next()) is not None:
-                if state.deliverable(id, read.message.offset):
-                    self._add(Delivery(read.message, 0))
-                    if self._full(most):
-                        return
+            while source.ready:
+                first = source.ready[0].offset
+                taken = state.first_taken(id, first, FOR_EVER)
+                if taken == first:
+                    source.take(most=1)
+                    continue
+                room = self._max_bytes - self._held
+                self._add(source.take(first, taken or FOR_EVER, most - len(self._ready), room))
+                if self._full(most):
+                    return
 
     def _take_back(self, most: int, id: int, first: int, last: int) -> None:
         source = next((one for one in self._sources if one.partition.id == id), None)
@@ -472,12 +474,18 @@ class ExclusiveReader(DeliveryReader):
                 if state.deliverable(id, message.offset):
                     counts = state.redelivered[id]
                     counts[message.offset] = before = counts.get(message.offset, 0) + 1
-                    self._add(Delivery(message, before))
+                    message.redelivery_count = before
+                    self._add([message])
             first = last
         finally:
             state.seen(id, begin, first)
             if first < last:
                 state.give_back(id, first, last)
+
+
+def _are_whole(offsets: Sequence[int]) -> bool:
+    """Tell whether ascending offsets have none between them."""
+    return offsets[-1] - offsets[0] == len(offsets) - 1
 
 
 def share_of(max_bytes: int, partitions: int) -> int:
@@ -511,7 +519,7 @@ class Standby:
         """The consumer that has the place may have died."""
         return clock.monotonic_micros() >= self._next_look
 
-    def take(self, most: int) -> list[Delivery]:
+    def take(self, most: int) -> list[Message]:
         """Nothing; the place was looked at just now."""
         self._next_look = clock.monotonic_micros() + _LOOK
         return []
@@ -519,5 +527,5 @@ class Standby:
     def seek(self, number: int, offset: int) -> None:
         """Nothing was read."""
 
-    def put_back(self, given: list[Delivery]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
         """Nothing was given."""

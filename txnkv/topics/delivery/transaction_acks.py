@@ -547,10 +547,10 @@ def _by_partition(
     if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
         number, offset = ids[0]
         return {number: [offset]}
-    info.require_partitions(number for number, _ in ids)
     found: dict[int, set[int]] = {}
     for number, offset in ids:
         found.setdefault(number, set()).add(offset)
+    info.require_partitions(found)
     if cumulative:
         return {number: [max(offsets)] for number, offsets in found.items()}
     return {number: sorted(offsets) for number, offsets in found.items()}

@@ -29,7 +29,17 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.coordinator import TxnId
-from txnkv.core import MESSAGES, ROW_BYTES, Chunk, Spans, decode, read_chunk, read_header, walk
+from txnkv.core import (
+    MESSAGES,
+    ROW_BYTES,
+    Chunk,
+    MessageFields,
+    Spans,
+    decode,
+    read_chunk,
+    read_header,
+    walk,
+)
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
 from txnkv.topics.messages.values import ValueCodec
@@ -45,6 +55,9 @@ _LAST: Final = 253_402_300_799_999_999
 """The last microsecond that a datetime has."""
 
 
+_new_tuple: Final = tuple.__new__  # that of a NamedTuple is a call of Python besides
+
+
 class MessageId(NamedTuple):
     """The place of a message, by which an acknowledgement names it."""
 
@@ -52,8 +65,9 @@ class MessageId(NamedTuple):
     offset: int
 
 
-class Message:
-    """One message of a topic. What needs work to be read is made when it is asked for.
+class Message(MessageFields):
+    """One message of a topic, made by readers. What needs work to be read is made when it is asked
+    for.
 
     Attributes:
         raw: the bytes of the value, as they are stored, or None.
@@ -62,50 +76,21 @@ class Message:
         partition: its number.
         offset: its place in the partition.
         txn_id: of the transaction that sent it; None when it was sent outside of any.
+        nbytes: of key, value and headers.
+        lease_end: of a shared subscription, when another may get it, in monotonic microseconds.
         redelivery_count: how often a subscription delivered it before: in all where deliveries
             are counted (shared ones, `max_deliveries`, `ack_timeout`), else to this consumer.
     """
 
-    __slots__ = (
-        "_headers", "_micros", "_row", "codec", "key", "offset", "partition", "raw",
-        "redelivery_count", "txn_id",
-    )  # fmt: skip
+    __slots__ = ()
 
-    _row: dict[str, Any] | None
+    codec: ValueCodec | None
+    txn_id: TxnId | None
 
-    def __init__(
-        self,
-        raw: bytes | None,
-        key: bytes | None,
-        headers: bytes | None,
-        micros: int,
-        partition: int,
-        offset: int,
-        txn_id: TxnId | None,
-        codec: ValueCodec | None = None,
-    ) -> None:
-        """Made by readers.
-
-        Args:
-            raw: the bytes of its value.
-            key: its bytes.
-            headers: as `core.encode_headers` makes them; None: none.
-            micros: its time, in microseconds since 1970.
-            partition: its number.
-            offset: its place in the partition.
-            txn_id: of the transaction that sent it.
-            codec: of the topic, if it has one.
-        """
-        self.raw = raw
-        self.key = key
-        self._headers = headers
-        self._micros = micros
-        self.partition = partition
-        self.offset = offset
-        self.txn_id = txn_id
-        self.codec = codec
-        self._row = None
-        self.redelivery_count = 0
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.raw, self.key, self._headers, self._micros)
+        place = (self.partition, self.offset, self.txn_id, self.codec)
+        return _remade, (type(self), fields + place, self.redelivery_count)
 
     @property
     def value(self) -> Any:
@@ -129,12 +114,7 @@ class Message:
     @property
     def id(self) -> MessageId:
         """Partition and offset."""
-        return MessageId(self.partition, self.offset)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of key, value and headers."""
-        return len(self.raw or b"") + len(self.key or b"") + len(self._headers or b"")
+        return _new_tuple(MessageId, (self.partition, self.offset))
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
@@ -182,6 +162,12 @@ class Message:
         return f"<Message {self.partition}:{self.offset}{key} {value}>"
 
 
+def _remade(kind: type[Message], fields: tuple[Any, ...], redelivery_count: int) -> Message:
+    made = kind(*fields)
+    made.redelivery_count = redelivery_count
+    return made
+
+
 def messages_of(
     batch: pa.RecordBatch,
     partition: int,
@@ -196,14 +182,13 @@ def messages_of(
         txn_id: gives the id of 128 bits of a local one.
         codec: of the topic, if it has one.
     """
+    values, keys, headers, offsets, locals_ = (
+        batch.column(name).to_pylist() for name in ("value", "key", "headers", "offset", "txn_id")
+    )
     micros = batch.column("timestamp").view(pa.int64()).to_pylist()
-    locals_ = batch.column("txn_id").to_pylist()
     ids = {local: txn_id(local) if local else None for local in set(locals_)}
-    columns = (batch.column(name).to_pylist() for name in ("value", "key", "headers", "offset"))
-    return [
-        Message(value, key, headers, at, partition, offset, ids[local], codec)
-        for value, key, headers, offset, at, local in zip(*columns, micros, locals_, strict=True)
-    ]
+    txn_ids = [ids[local] for local in locals_]
+    return core.messages(Message, values, keys, headers, offsets, micros, txn_ids, partition, codec)
 
 
 _ARROW: Final = pa.schema(
