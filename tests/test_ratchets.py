@@ -89,7 +89,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_473, "server": 1_495,
-    "topics": 12_430, "tables": 9_911, "storage": 4_697, "cli": 5_104, "coordinator": 3_242,
+    "topics": 12_430, "tables": 9_921, "storage": 4_697, "cli": 5_104, "coordinator": 3_242,
     "transaction": 3_551, "core": 3_497, "spark": 2_291, "client": 4_240, "aio": 614,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
@@ -296,7 +296,7 @@ def test_python_calls_of_messages(client: txnkv.Client, table: txnkv.Table) -> N
 
     pass_on()
     made = calls(pass_on)
-    told("Python calls of a hundred messages that are passed on", made, 1010)
+    told("Python calls of a hundred messages that are passed on", made, 820)
 
 
 def calls(do: Callable[[], object]) -> list[str]:

@@ -148,6 +148,35 @@ def test_rows_of_all_forms_stay_in_their_order(
     assert {row["id"]: row for row in events.scan()} == model
 
 
+@pytest.mark.parametrize("count", [20, 200, 600])
+@pytest.mark.parametrize("type", ["int64?", "list<int64>?"], ids=["known to C", "not known to C"])
+def test_many_rows_of_which_some_are_refused(
+    make: Any, client: txnkv.Client, type: str, count: int
+) -> None:
+    """One by one or together, as they are few or many: the others stand, each is told of."""
+    table = client.create_table("t", txnkv.Schema({"k": "int64", "v": type}, primary_key=["k"]))
+    session, end = make()
+    one, two = (1, 2) if type == "int64?" else ([1], [2, None])
+    for number in range(0, count, 2):
+        session.insert(table, (number, one))
+    assert session.flush().inserted == count // 2
+    keys = [number // 2 for number in range(2 * count)]
+    for key in keys:
+        session.insert(table, (key, two))
+    with pytest.raises(txnkv.RowErrors) as refused:
+        session.flush()
+    refused_keys = [key for at, key in enumerate(keys) if at % 2 or not key % 2]
+    assert sorted(error.key for error in refused.value.errors) == refused_keys[:1000]
+    for key in range(count):
+        session.upsert(table, {"k": key} if key % 3 else {"k": key, "v": two})
+    for key in range(0, count, 5):
+        session.delete(table, key)
+    end()
+    assert [(row["k"], row["v"]) for row in table.scan(ordered=True)] == [
+        (key, two if key % 2 or key % 3 == 0 else one) for key in range(count) if key % 5
+    ]
+
+
 def test_values_of_every_type(client: txnkv.Client) -> None:
     values = {
         "bool": True,

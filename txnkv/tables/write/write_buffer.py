@@ -13,7 +13,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, TypeAlias
 
@@ -54,8 +54,11 @@ MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
 """The limits of a small transaction; more rows or more bytes make it a large one."""
 
-FEW_ROWS: Final = 12
-"""So many rows are looked up one by one; more of a kind go through arrays and C."""
+FEW_ROWS: Final = 500
+"""So many rows of a kind are written one by one in C; more go through arrays."""
+
+_SLOW_ROWS: Final = 12
+"""The same of rows that Python writes: of a table with indexes, of types that C does not know."""
 
 _INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
@@ -87,7 +90,7 @@ class SmallWrites(core.Writes):
         self._transactional = transactional
         self._reads = reads
         self._tablets: dict[int, Tablet] = {}
-        limits = MAX_ROWS, MAX_BYTES, FEW_ROWS
+        limits = MAX_ROWS, MAX_BYTES, min(FEW_ROWS, _SLOW_ROWS)
         add_key = None if reads is None else reads.add_key
         self.start(tables.ground, row.snapshot_ts, add_key, limits)
 
@@ -134,12 +137,13 @@ class SmallWrites(core.Writes):
         self,
         writer: RowWriter,
         op: str,
-        rows: Iterable[Values],
+        rows: Sequence[Values],
         outcome: Outcome,
         *,
         counted: bool = True,
     ) -> None:
-        """Take an operation on a few checked rows, one after the other.
+        """Take an operation on a few checked rows, one after the other; together what is behind
+        the first ones that C has left to Python.
 
         After an error nothing of it counts.
 
@@ -156,12 +160,18 @@ class SmallWrites(core.Writes):
         puts = simple and op == "upsert" and not counted
         native, reader = PUT if puts else NATIVE[op], writer.reader
         written: list[Written] = []
+        slow = 0
         try:
-            for values in rows:
+            for at, values in enumerate(rows):
                 what = self.write(reader, native, values) if simple else 0
                 if what:
                     written.append(what)
                     continue
+                slow += simple
+                if slow > _SLOW_ROWS:
+                    for batch in writer.to_batches(op, rows[at:]):
+                        self.apply_batch(writer.table, op, batch, outcome)
+                    break
                 if puts and MISSING not in values:
                     self.replaces = True  # perhaps
                     key, row = writer.rows.values(values)
@@ -341,6 +351,11 @@ class SmallWrites(core.Writes):
             for id, memory in self.memories.items()
             for part in _evaluated(self._tablets[id], memory, self.replaces)
         ]
+
+
+def few_rows(writer: RowWriter) -> int:
+    """Return how many rows of one kind are better written one by one."""
+    return min(FEW_ROWS, _SLOW_ROWS) if writer.indexes else FEW_ROWS
 
 
 def is_small(batch: pa.RecordBatch) -> bool:
