@@ -1,9 +1,5 @@
 #include "memory/mem_node.h"
 
-static bool inside(const mem_entry_t *entry, uint64_t after, uint64_t upto) {
-    return entry->stamp > after && entry->stamp <= upto;
-}
-
 const mem_entry_t *mem_row_set_get(const mem_row_set_t *set, const uint8_t *key, size_t key_len,
                                    uint64_t after, uint64_t upto) {
     const slice_t bytes = {key, key_len};
@@ -98,18 +94,37 @@ static bool same_key(const mem_entry_t *a, const mem_entry_t *b) {
     return slice_compare(mem_key(a), mem_key(b)) == 0;
 }
 
+enum { RUN = 8 /* versions that are passed one by one, before a search is cheaper */ };
+
+/* Goes on from an entry that nobody wants, the `passed`-th in a row: behind the versions of its key
+ * that are newer than `stamp`, once that is worth a search. */
+static const mem_node_t *pass(const mem_row_set_t *set, const mem_node_t *node, uint64_t stamp,
+                              uint32_t passed) {
+    if (passed % RUN != 0) return mem_next(node->next, 0);
+    const mem_probe_t probe = mem_probe(mem_key(&node->entry), stamp);
+    const mem_node_t *found = mem_seek(set, &probe);
+    return found == node ? mem_next(node->next, 0) : found;
+}
+
 uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,
                             const mem_entry_t **last, uint32_t cap, const mem_entry_t **out) {
     if (mem_max_stamp(set) <= range->after) return 0;
     const mem_node_t *node = *last == NULL ? range_start(set, range->low, range->low_len)
                                            : mem_next(mem_node_of(*last)->next, 0);
-    uint32_t n = 0;
-    for (; node != NULL && n < cap; node = mem_next(node->next, 0)) {
+    uint32_t n = 0, passed = 0;
+    while (node != NULL && n < cap) {
         const mem_entry_t *entry = &node->entry;
         if (!below(entry, range->high, range->high_len)) break;
-        if (!inside(entry, range->after, range->upto)) continue;
-        if (range->versions == 0 && *last != NULL && same_key(*last, entry)) continue;
-        out[n++] = *last = entry;
+        if (entry->stamp > range->upto) {
+            node = pass(set, node, range->upto, ++passed);
+        } else if (entry->stamp <= range->after ||
+                   (range->versions == 0 && *last != NULL && same_key(*last, entry))) {
+            node = pass(set, node, 0, ++passed);
+        } else {
+            out[n++] = *last = entry;
+            node = mem_next(node->next, 0);
+            passed = 0;
+        }
     }
     return n;
 }
@@ -119,8 +134,10 @@ const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *
                                        uint64_t after) {
     if (mem_max_stamp(set) <= after) return NULL;
     const mem_node_t *node = range_start(set, low, low_len);
-    for (; node != NULL && below(&node->entry, high, high_len); node = mem_next(node->next, 0)) {
+    uint32_t passed = 0;
+    while (node != NULL && below(&node->entry, high, high_len)) {
         if (node->entry.stamp > after) return &node->entry;
+        node = pass(set, node, 0, ++passed);
     }
     return NULL;
 }

@@ -20,6 +20,7 @@ typedef struct {
     keys_t keys; /* strictly ascending */
     version_t versions[MOST];
     uint32_t n;
+    uint32_t stamps; /* 1 to this */
 } model_t;
 
 static bool model_before(const version_t *a, uint32_t key, uint64_t stamp) {
@@ -123,8 +124,9 @@ static void expect_ranges(const mem_row_set_t *set, const model_t *model) {
     for (int i = 0; i < 20; i++) {
         const uint32_t lo = random_below(model->keys.n), hi = random_below(model->keys.n);
         const slice_t low = keys_at(&model->keys, lo), high = keys_at(&model->keys, hi);
-        mem_range_t range = {low.data, low.len, high.data, high.len, random_below(8),
-                             random_below(9), random_below(2)};
+        mem_range_t range = {low.data, low.len, high.data, high.len,
+                             random_below(model->stamps + 2), random_below(model->stamps + 3),
+                             random_below(2)};
         if (i % 3 == 0) range.low = NULL;
         if (i % 4 == 0) range.high = NULL;
         expect_range(set, model, range, range.low == NULL ? 0 : lo,
@@ -133,8 +135,8 @@ static void expect_ranges(const mem_row_set_t *set, const model_t *model) {
 }
 
 static version_t random_version(const model_t *model) {
-    const version_t version = {random_below(model->keys.n), 1 + random_below(6), random_u64(),
-                               random_below(TOMBSTONE_OF) == 0};
+    const version_t version = {random_below(model->keys.n), 1 + random_below(model->stamps),
+                               random_u64(), random_below(TOMBSTONE_OF) == 0};
     return version;
 }
 
@@ -149,7 +151,7 @@ static status_t put(mem_row_set_t *set, const model_t *model, version_t version)
 static void put_slice(mem_row_set_t *set, model_t *model) {
     const uint32_t lo = random_below(model->keys.n);
     const uint32_t n = random_below(model->keys.n - lo < 8 ? model->keys.n - lo + 1 : 8);
-    const uint64_t stamp = 1 + random_below(6);
+    const uint64_t stamp = 1 + random_below(model->stamps);
     const bool tombstones = random_below(TOMBSTONE_OF) == 0;
     keys_t keys = model->keys;
     keys.n = n;
@@ -207,7 +209,8 @@ static void check_section(const mem_row_set_t *set, const model_t *model) {
 }
 
 static void check_copy(const mem_row_set_t *set, const model_t *model) {
-    const uint64_t after = random_below(5), upto = after + random_below(4);
+    const uint64_t after = random_below(model->stamps - 1);
+    const uint64_t upto = after + random_below(model->stamps - 2);
     mem_row_set_t *copy = mem_row_set_copy(set, after, upto);
     uint64_t n = 0;
     for (uint32_t i = 0; i < model->n; i++) n += inside(model->versions + i, after, upto);
@@ -220,10 +223,11 @@ static void check_copy(const mem_row_set_t *set, const model_t *model) {
     mem_row_set_destroy(copy);
 }
 
-static void check_model(shape_t shape, uint32_t keys, bool dense) {
+static void check_model(shape_t shape, uint32_t keys, uint32_t stamps, bool dense) {
     model_t *model = calloc(1, sizeof *model);
     EXPECT(model != NULL);
     model->keys = keys_random_sorted(shape, keys, dense);
+    model->stamps = stamps;
     mem_row_set_t *set = mem_row_set_create(model->keys.width);
     expect_reads(set, model, 0, UINT64_MAX);
     while (model->n < MOST - 100 && random_below(200) != 0) {
@@ -236,7 +240,9 @@ static void check_model(shape_t shape, uint32_t keys, bool dense) {
         }
     }
     EXPECT(mem_row_set_count(set) == model->n);
-    for (int i = 0; i < 10; i++) expect_reads(set, model, random_below(7), random_below(9));
+    for (int i = 0; i < 10; i++) {
+        expect_reads(set, model, random_below(stamps + 1), random_below(stamps + 3));
+    }
     expect_ranges(set, model);
     check_section(set, model);
     check_copy(set, model);
@@ -306,7 +312,8 @@ static void check_entries(void) {
 void test_memory(void) {
     for (int shape = 0; shape < KEYS_SHAPES; shape++) {
         for (int i = 0; i < 12; i++) {
-            check_model((shape_t)shape, 1 + random_below(100), i % 2 == 0);
+            check_model((shape_t)shape, 1 + random_below(100), 6, i % 2 == 0);
+            check_model((shape_t)shape, 1 + random_below(4), 100, i % 2 == 0);
         }
     }
     check_no_memory();

@@ -243,15 +243,12 @@ def _few_by_key(
         return None
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := rows_of.beginning(first)) is not None:
-        ranges, bounded = [beginning], beginning[1] is not None
+        ranges = [beginning]
     else:
         of_keys = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
         ranges = [each for each in of_keys if not each.empty]
-        bounded = not any(None in each for each in ranges)
     if most == 0 or not ranges:
         return None  # a plan has nothing to read either
-    if most == core.FEW and not bounded:
-        return None
     rows: list[dict[str, Any]] = []
     for tablet in tablets:
         for low, high in ranges:
