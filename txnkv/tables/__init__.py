@@ -50,6 +50,7 @@ from txnkv.tables.read import (
     DiffParts,
     DiffRequest,
     KeyRange,
+    OwnThen,
     Piece,
     Plan,
     ReadView,

@@ -15,6 +15,7 @@ from txnkv.errors import HistoryExpiredError
 from txnkv.storage import brief, new_lock, shielded, shielded_steps
 from txnkv.tables import (
     TOKEN_ROWS,
+    OwnThen,
     Piece,
     Plan,
     ReadView,
@@ -223,8 +224,11 @@ class Scan(Closing):
 
     @brief
     def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
-        engine = self._connection.instance.engine
+        engine, own = self._connection.instance.engine, view.own
         pin = engine.log.runtime.hold_snapshot(view.snapshot)
+        then = view
+        if own is not None:  # what the transaction writes later the scan goes on to leave out
+            then = replace(view, own=OwnThen(own) if own.memories else None)
         try:
             engine.log.latest()  # what was given up before the pin was there is known from here on
             asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
@@ -236,9 +240,10 @@ class Scan(Closing):
             raise
         with self._lock:
             if rows is not None and self._seen is None and self._bound is None:
+                if asked.limit is not None and not asked.filter.shape.is_key_range:
+                    asked = asked._replace(ordered=True)  # as the rows are
                 self._asked = asked
-                # What a transaction writes later it goes on to leave out.
-                self._seen = view if view.own is None else replace(view, own=None), pin
+                self._seen = then, pin
             first = self._seen or self._bound
             # Another call may have been first, that nobody waits for.
             return rows if first is not None and first[0].snapshot == view.snapshot else None

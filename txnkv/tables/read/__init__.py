@@ -6,4 +6,4 @@ from txnkv.tables.read.predicate import KeyRange, parse
 from txnkv.tables.read.scan import Piece, Plan, Request
 from txnkv.tables.read.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.read.sources import BATCH_ROWS
-from txnkv.tables.read.view import ReadView
+from txnkv.tables.read.view import OwnThen, ReadView

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
-from txnkv.tables.read.predicate import KeyRange
+from txnkv.tables.read.predicate import KeyRange, is_ordered_by_python
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
@@ -40,7 +41,6 @@ from txnkv.tables.tablets import (
     RowSet,
     RowSetInfo,
     Step,
-    Tablet,
     TabletView,
 )
 
@@ -51,16 +51,8 @@ _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found",
-    "dicts",
-    "few",
-    "find_row",
-    "get",
-    "get_by",
-    "get_many",
-    "no_index",
-    "search",
-]
+    "Found", "dicts", "few", "find_row", "get", "get_by", "get_many", "no_index", "search",
+]  # fmt: skip
 
 
 def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str, Any] | None:
@@ -159,44 +151,16 @@ def _rows_by(
         found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
         return [] if found is None else [found]
     low = tablet.codec.encode_prefix(values)
-    found_rows = _of_entries(tables, writer, view, index, KeyRange(low, core.successor(low)))
-    return None if found_rows is None else [row for row in found_rows if row is not None]
-
-
-def _of_entries(
-    tables: Tables,
-    writer: RowWriter,
-    view: ReadView,
-    index: TableIndex,
-    of: KeyRange,
-    left: float = math.inf,
-) -> list[dict[str, Any] | None] | None:
-    """The rows of the entries in a range of an index; None where they are many, or have more than
-    `left` bytes, about.
-    """
-    tablet = index.tablet
-    rows = tables.row_writer(tablet.table).rows
-    entries = point.find_dicts(tables, tablet, rows, view, of.low, of.high)
+    entries = _entries(tables, view, index, [KeyRange(low, core.successor(low))], core.FEW)
     if entries is None:
         return None
-    found: list[dict[str, Any] | None] = []
-    look, at = writer.reader.get, view.snapshot
-    alone = view.own is None and view.txn_id is None and view.reads is None
-    for entry in entries:
-        key = index.row_key(tuple(entry.values()))
-        row = look(key, at, None) if alone else NotImplemented
-        if row is NotImplemented:
-            row = get(tables, writer, view, key)
-        found.append(row)
-        if len(found) % _SAMPLED == 0 and row is not None:
-            left -= _SAMPLED * text_bytes(row)
-            if left < 0:
-                return None
-    return found
+    found_rows = _rows_of(tables, writer, view, index, entries) or ()
+    return [row for row in found_rows if row is not None]
 
 
 def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
-    """The rows as dicts, where keys tell that they are few; None: they want a plan.
+    """The rows as dicts, where keys tell that they are few; None: they want a plan. Where there is
+    a limit, and more than keys to choose rows by, they are the first by key.
 
     Args:
         asked: of the table as it is at the snapshot.
@@ -210,14 +174,16 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if view.txn_id is not None or not (is_range or filter.shape.is_of_values):
         return None
     try:
-        index = None if is_range else scan.chosen_index(tables, asked)
-        if index is None:
+        chosen = () if is_range else scan.chosen_indexes(tables, asked)
+        if not chosen:
             most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
             rows = _few_by_key(tables, asked, view, most)
         else:
-            rows = _few_by_index(tables, asked, view, *index)
+            rows = _few_by_index(tables, asked, view, chosen)
         if rows is not None and not is_range:
             rows = filter.among(rows)
+            if asked.ordered or limit is not None:
+                rows = _by_key(asked.table.schema, rows)
     except (CorruptionError, core.CoreError, OverflowError, TypeError, ValueError):
         # What is damaged may be the index, or a column that nobody asks for; and Python has no
         # names for some instants, nor compares them.
@@ -239,56 +205,98 @@ def _few_by_key(
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
     writer = tables.row_writer(asked.table)
     tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
-    if (asked.ordered and len(tablets) > 1) or _are_own(view, tablets):
-        return None
+    schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := rows_of.beginning(first)) is not None:
         ranges = [beginning]
     else:
-        of_keys = asked.filter.key_ranges(asked.table.schema, tablets[0].codec)
+        of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
         ranges = [each for each in of_keys if not each.empty]
     if most == 0 or not ranges:
         return None  # a plan has nothing to read either
     rows: list[dict[str, Any]] = []
     for tablet in tablets:
         for low, high in ranges:
-            if most < core.FEW and len(rows) >= most:
+            if most < core.FEW and len(rows) >= most and not several:
                 break
             found = point.find_dicts(tables, tablet, rows_of, view, low, high, most)
             if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found
-    return rows
+    return _by_key(schema, rows) if several else rows
+
+
+def _by_key(schema: Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Rows in the order of their keys; None where that is another one than Python's."""
+    key = schema.primary_key
+    if len(rows) < 2 or all(is_ordered_by_python(schema.columns[name].type) for name in key):
+        return sorted(rows, key=itemgetter(*key))
+    return None
 
 
 def _few_by_index(
+    tables: Tables, asked: scan.Request, view: ReadView, chosen: scan.Chosen
+) -> list[dict[str, Any]] | None:
+    """The rows that the index with the fewest entries leads to; None where they are many, or one of
+    them is not there.
+    """
+    equal = {p.column for p in asked.filter.predicates if p.op == "="}
+    least: tuple[TableIndex, list[dict[str, Any]]] | None = None
+    for index, ranges in chosen:
+        exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
+        most = min(asked.limit or core.FEW, core.FEW) if exact else core.FEW  # by the row's key
+        entries = _entries(tables, view, index, ranges, most)
+        if entries is not None and (least is None or len(entries) < len(least[1])):
+            least = index, entries
+        if view.reads is not None:
+            break  # it is told of all that is looked at
+    if least is None:
+        return None
+    found = _rows_of(tables, tables.row_writer(asked.table), view, *least, point.FEW_BYTES)
+    return None if found is None or None in found else [row for row in found if row is not None]
+
+
+def _entries(
+    tables: Tables, view: ReadView, index: TableIndex, ranges: Sequence[KeyRange], most: int
+) -> list[dict[str, Any]] | None:
+    """The first `most` entries in each of some ranges of an index; None where they are many."""
+    tablet, rows = index.tablet, tables.row_writer(index.tablet.table).rows
+    found: list[dict[str, Any]] = []
+    for low, high in ranges:
+        some = point.find_dicts(tables, tablet, rows, view, low, high, most)
+        if some is None or len(found) + len(some) > core.FEW:
+            return None
+        found += some
+    return found
+
+
+def _rows_of(
     tables: Tables,
-    asked: scan.Request,
+    writer: RowWriter,
     view: ReadView,
     index: TableIndex,
-    ranges: Sequence[KeyRange],
-) -> list[dict[str, Any]] | None:
-    """The rows that an index leads to; None where they are many, or one of them is not there."""
-    equal = {p.column for p in asked.filter.predicates if p.op == "="}
-    in_order = len(ranges) == 1 and equal.issuperset(index.columns)  # then by the row's key
-    writer = tables.row_writer(asked.table)
-    if (asked.ordered and not in_order) or _are_own(view, (*writer.tablets, index.tablet)):
-        return None
-    rows: list[dict[str, Any]] = []
-    for each in ranges:
-        if each.low is None or each.high is None:
-            return None
-        found = _of_entries(tables, writer, view, index, each, point.FEW_BYTES)
-        if found is None or None in found or len(rows) + len(found) > core.FEW:
-            return None
-        rows += filter(None, found)
-    return rows
-
-
-def _are_own(view: ReadView, tablets: Sequence[Tablet]) -> bool:
-    """Return True where a transaction wrote itself; a scan goes on to see what was there first."""
-    own = view.own
-    return own is not None and any(own.memory(tablet.id) is not None for tablet in tablets)
+    entries: Sequence[dict[str, Any]],
+    left: float = math.inf,
+) -> list[dict[str, Any] | None] | None:
+    """The rows of some entries of an index; None where they have more than `left` bytes, about."""
+    found: list[dict[str, Any] | None] = []
+    look, at, own = writer.reader.get, view.snapshot, view.own
+    alone = own is None and view.txn_id is None and view.reads is None
+    for entry in entries:
+        key = index.row_key(tuple(entry.values()))
+        row: Any = NotImplemented
+        if alone:
+            row = look(key, at, None)
+        elif isinstance(own, core.Writes):  # a small transaction reads at its own snapshot
+            row = own.read(writer.reader, key)
+        if row is NotImplemented:
+            row = get(tables, writer, view, key)
+        found.append(row)
+        if len(found) % _SAMPLED == 0 and row is not None:
+            left -= _SAMPLED * text_bytes(row)
+            if left < 0:
+                return None
+    return found
 
 
 def text_bytes(row: dict[str, Any]) -> int:

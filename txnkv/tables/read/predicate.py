@@ -158,6 +158,12 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
     return not above
 
 
+def is_ordered_by_python(kind: pa.DataType) -> bool:
+    """Return True where values of a type are ordered as their encoded keys are."""
+    is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_date32(kind))
+
+
 class KeyRange(NamedTuple):
     """low <= encoded key < high; None is unbounded."""
 

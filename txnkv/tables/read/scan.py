@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -434,18 +436,21 @@ _SHARE: Final = 64
 
 _Ranges: TypeAlias = Sequence[tuple[Tablet, KeyRange]]
 
+Chosen: TypeAlias = Sequence[tuple[TableIndex, Sequence[KeyRange]]]
+"""Indexes, and the ranges of their keys in which is all that satisfies a filter."""
+
 
 def _by_index(
     tables: Tables, asked: Request, view: ReadView, ranges: _Ranges
 ) -> tuple[tuple[Source, ...], Pins] | None:
     """Return the rows that an index leads to; None where a scan is to find them."""
-    chosen = chosen_index(tables, asked)
-    if chosen is None:
-        return None
-    try:
-        return _found_by(tables, asked, view, ranges, *chosen)
-    except CorruptionError:
-        return None  # what is damaged may be the index alone, which has nothing of its own
+    for index, key_ranges in chosen_indexes(tables, asked):
+        # What is damaged may be the index alone, which has nothing of its own.
+        with suppress(CorruptionError):
+            found = _found_by(tables, asked, view, ranges, index, key_ranges)
+            if found is not None:
+                return found
+    return None
 
 
 def _found_by(
@@ -488,27 +493,30 @@ def _found_by(
     return None if rows_found is None else (rows_found, pins)
 
 
-def chosen_index(tables: Tables, asked: Request) -> tuple[TableIndex, Sequence[KeyRange]] | None:
-    """The index that narrows a filter most, as much as the key at least, and its keys' ranges."""
+def chosen_indexes(tables: Tables, asked: Request) -> Chosen:
+    """The indexes that narrow a filter, as much as the key at least, with their keys' ranges; those
+    that narrow it most come first.
+    """
     schema, filter = asked.table.schema, asked.filter
     if not schema.indexes or not filter.predicates or filter.shape.is_key_range:
-        return None
-    best: tuple[TableIndex, Sequence[KeyRange]] | None = None
+        return []
     narrow = filter.narrowness(schema.primary_key)
     if narrow == 2 * len(schema.primary_key):
-        return None  # one row at most
+        return []  # one row at most
     try:
         indexes = tables.indexes(asked.table)
     except SchemaChangedError:  # the snapshot had one that was dropped since
-        return None
+        return []
+    chosen: list[tuple[int, TableIndex, Sequence[KeyRange]]] = []
     for index in indexes:
         found = filter.index_ranges(index) if index.ready else None
-        if found is None or found[0] < narrow + (best is not None):
+        if found is None or found[0] < narrow:
             continue
         now = tables.current(asked.table).schema.indexes
         if any(each.ready and each.table == index.info.table for each in now):
-            narrow, best = found[0], (index, found[1])
-    return best
+            chosen.append((-found[0], index, found[1]))
+    chosen.sort(key=itemgetter(0))
+    return [(index, ranges) for _, index, ranges in chosen]
 
 
 def _rows_of_keys(

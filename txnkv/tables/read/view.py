@@ -24,8 +24,23 @@ from txnkv.tables.tablets import RowSetInfo, Tablet, TabletView, manifest
 class OwnWrites(Protocol):
     """The writes that a transaction holds in memory."""
 
+    memories: dict[int, core.MemRowSet]
+    statements: int
+
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
+
+
+class OwnThen:
+    """The writes that a transaction held when this was made, whatever it wrote since."""
+
+    def __init__(self, own: OwnWrites) -> None:
+        self.memories, self.statements = dict(own.memories), own.statements
+
+    def memory(self, tablet_id: int) -> core.MemRowSet | None:
+        """See `OwnWrites`."""
+        found = self.memories.get(tablet_id)
+        return None if found is None else found.copy(0, self.statements)
 
 
 @dataclass(frozen=True)
