@@ -97,8 +97,8 @@ class Reader:
     """Rows of a table one by one, read and written (csrc/native/reader.h)."""
 
     def __new__(
-        cls, table: Table, tables: object, tablets: tuple[Any, ...], since: int, hashed: bool,
-        indexed: bool, /,
+        cls, table: Table, tables: object, tablets: tuple[Any, ...], since: int,
+        places: tuple[tuple[int, int, Any], ...], indexed: bool, /,
     ) -> Reader: ...  # fmt: skip
     def confirm(self, epoch: int, /) -> None: ...
     def forget(self) -> None: ...

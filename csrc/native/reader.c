@@ -3,6 +3,7 @@
 #include <stdbool.h>
 
 #include "native/native.h"
+#include "codec/keys_inline.h"
 #include "common/bytes.h"
 #include "rowset/partition.h"
 
@@ -16,7 +17,7 @@ struct reader {
     Py_ssize_t n;
     uint64_t since;    /* no snapshot below has the table as it is here */
     uint64_t epoch;    /* for which it was confirmed */
-    bool hashed;       /* a key's tablet follows from the hash of all of it */
+    PyObject *places;  /* a tuple: by which bytes of a key its tablet is found; of several alone */
     bool indexed;
 };
 
@@ -46,13 +47,59 @@ bool reader_is_current(const reader_t *self, PyObject *tables, uint64_t snapshot
     return self->tables == tables && self->since <= snapshot && is_confirmed(self);
 }
 
+/* How many of ascending bounds, a tuple of bytes, are not above a key; -1: they are none. */
+static Py_ssize_t bounds_below(PyObject *bounds, slice_t key) {
+    Py_ssize_t low = 0, high = PyTuple_Size(bounds);
+    while (low < high) {
+        const Py_ssize_t middle = low + (high - low) / 2;
+        char *data;
+        Py_ssize_t len;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(bounds, middle), &data, &len) < 0) return -1;
+        const slice_t bound = {(const uint8_t *)data, (size_t)len};
+        if (slice_compare(bound, key) <= 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* (from, len, how): some bytes of a key, len -1: all from there on, and the number of buckets that
+ * they are hashed to, or bounds. */
+static bool step_place(PyObject *step, const row_bytes_t *key, uint64_t *number) {
+    const Py_ssize_t from = PyLong_AsSsize_t(PyTuple_GetItem(step, 0));
+    Py_ssize_t len = PyLong_AsSsize_t(PyTuple_GetItem(step, 1));
+    PyObject *how = PyTuple_GetItem(step, 2);
+    if (from < 0 || (size_t)from >= key->len) return false;
+    if (len < 0) len = (Py_ssize_t)key->len - from;
+    if (len == 0 || (size_t)(from + len) > key->len) return false;
+    const slice_t part = {key->data + from, (size_t)len};
+    if (PyTuple_Check(how)) {
+        const Py_ssize_t below = bounds_below(how, part);
+        if (below < 0) return false;
+        *number = *number * (uint64_t)(PyTuple_Size(how) + 1) + (uint64_t)below;
+        return true;
+    }
+    const unsigned long buckets = PyLong_AsUnsignedLong(how);
+    if (buckets < 1 || buckets > 65536) return false;
+    uint16_t bucket;
+    const keys_t keys = {part.data, part.len, NULL, (uint32_t)part.len, 1};
+    partition_hash(&keys, (uint32_t)buckets, &bucket);
+    *number = *number * buckets + bucket;
+    return true;
+}
+
 /* A key's tablet; false: it does not follow from the key alone. */
 static bool find_place(const reader_t *self, const row_bytes_t *key, place_t *at) {
-    uint16_t number = 0;
-    const keys_t keys = {key->data, key->len, NULL, (uint32_t)key->len, 1};
-    if (self->n == 0 || (self->n > 1 && (!self->hashed || key->len == 0))) return false;
-    if (self->n > 1) partition_hash(&keys, (uint32_t)self->n, &number);
-    *at = place_of(self, number);
+    const Py_ssize_t steps = PyTuple_Size(self->places);
+    uint64_t number = 0;
+    if (self->n == 0 || (self->n > 1 && steps == 0)) return false;
+    for (Py_ssize_t i = 0; i < steps; i++) {
+        if (!step_place(PyTuple_GetItem(self->places, i), key, &number)) return false;
+    }
+    if (number >= (uint64_t)self->n) return false;
+    *at = place_of(self, (Py_ssize_t)number);
     return true;
 }
 
@@ -241,14 +288,26 @@ static PyObject *reader_forget(PyObject *object, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-/* Reader(table, tables, tablets, since, hashed, indexed) */
+static bool are_places(PyObject *places) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(places); i++) {
+        PyObject *step = PyTuple_GetItem(places, i);
+        if (!PyTuple_Check(step) || PyTuple_Size(step) != 3) return false;
+    }
+    return true;
+}
+
+/* Reader(table, tables, tablets, since, places, indexed) */
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *table, *tables, *tablets;
+    PyObject *table, *tables, *tablets, *places;
     unsigned long long since;
-    int hashed, indexed;
+    int indexed;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OOO!Kpp", &table, &tables, &PyTuple_Type, &tablets, &since, &hashed,
-                          &indexed)) {
+    if (!PyArg_ParseTuple(args, "OOO!KO!p", &table, &tables, &PyTuple_Type, &tablets, &since,
+                          &PyTuple_Type, &places, &indexed)) {
+        return NULL;
+    }
+    if (!are_places(places)) {
+        PyErr_SetString(PyExc_TypeError, "a place is (from, len, how)");
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -259,7 +318,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->tablets = Py_NewRef(tablets);
     self->n = PyTuple_Size(tablets) / EACH;
     self->since = since;
-    self->hashed = hashed != 0;
+    self->places = Py_NewRef(places);
     self->indexed = indexed != 0;
     return (PyObject *)self;
 }
@@ -270,6 +329,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->table);
     Py_VISIT(self->tables);
     Py_VISIT(self->tablets);
+    Py_VISIT(self->places);
     return 0;
 }
 
@@ -278,6 +338,7 @@ static int reader_clear(PyObject *object) {
     Py_CLEAR(self->table);
     Py_CLEAR(self->tables);
     Py_CLEAR(self->tablets);
+    Py_CLEAR(self->places);
     return 0;
 }
 

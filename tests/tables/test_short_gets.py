@@ -6,6 +6,7 @@ import os
 import threading
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -233,22 +234,66 @@ def test_serializable_reads_are_remembered(client: txnkv.Client, table: txnkv.Ta
             txn.commit()
 
 
-def test_a_tablet_that_follows_from_the_hash_of_the_key(client: txnkv.Client) -> None:
-    table = client.create_table("p", SCHEMA, partition_by=txnkv.hash_partition("k", 5))
-    ranged = client.create_table("r", SCHEMA, partition_by=txnkv.range_partition("k", [50]))
+H, R = txnkv.hash_partition, txnkv.range_partition
+PLACED: list[tuple[str, Any, bool]] = [
+    ("i", H("i", 4), True),
+    ("i", R("i", [100, 200]), True),
+    ("s", H("s", 4), True),
+    ("s", R("s", ["1", "2", "25"]), True),
+    ("is", H("i", 4), True),
+    ("is", H("s", 4), True),
+    ("is", H(["i", "s"], 4), True),
+    ("is", [H("s", 2), R("i", [50, 250])], True),
+    ("iu", [H("u", 2), H("i", 3), R(["i", "u"], [(50, 5), (250, 0)])], True),
+    ("iu", H(["u", "i"], 4), False),
+    ("si", H("s", 4), False),
+    ("si", H("i", 4), False),
+    ("si", H(["s", "i"], 4), True),
+    ("ius", R(["u", "s"], [(1, "2"), (1, "25")]), True),
+    ("isu", H(["i", "s"], 4), False),
+]
+
+
+@pytest.mark.parametrize(("key", "cut", "known"), PLACED, ids=lambda each: str(each))
+def test_a_tablet_that_follows_from_bytes_of_the_key(
+    client: txnkv.Client, key: str, cut: Any, known: bool
+) -> None:
+    """Rows written together and one by one are found by each other's way."""
+    types = {"i": "int64", "s": "string", "u": "uint8"}
+    schema = txnkv.Schema({name: types[name] for name in key} | {"v": "int64"}, primary_key=[*key])
+    table = client.create_table("placed", schema, cut)
+    rows = [
+        {name: {"i": n - 20, "s": str(n), "u": n % 7}[name] for name in key} | {"v": n}
+        for n in range(300)
+    ]
     with client.transaction() as txn:
-        for k in range(100):
-            txn.insert(table, row(k, 0))
-            txn.insert(ranged, row(k, 0))
-    internals.flush(client)
-    for _ in range(2):
-        assert [table.get(k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
-        assert [ranged.get(k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
-    assert [short(table, k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
-    assert short(ranged, 1) is NotImplemented
+        txn.write(table, pa.Table.from_pylist(rows[::2]))
+        for each in rows[1::2]:
+            txn.insert(table, each)
+
+    def key_of(row: dict[str, Any]) -> Any:
+        found = tuple(row[name] for name in key)
+        return found if len(found) > 1 else found[0]
+
+    keys = [key_of(each) for each in rows]
+    for flushed in (False, True):
+        if flushed:
+            internals.flush(client)
+        assert [table.get(each) for each in keys] == rows
+        assert (short(table, keys[7]) == rows[7]) is known
+        assert table.get_many(keys).to_pylist() == rows
+        assert table.scan(ordered=True).to_arrow().to_pylist() == sorted(rows, key=key_of)
+    (nothing,) = {table.get(key_of(each | {"i": 999, "s": "x", "u": 8})) for each in rows[:3]}
+    assert nothing is None
+    with client.transaction() as txn:
+        for each in rows[::3]:
+            txn.update(table, each | {"v": -1})
+        for each in rows[1::3]:
+            txn.delete(table, key_of(each))
+    left = [each | {"v": -1} if n % 3 == 0 else each for n, each in enumerate(rows) if n % 3 != 1]
+    assert table.scan(ordered=True).to_arrow().to_pylist() == sorted(left, key=key_of)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_reads_for_itself(table: txnkv.Table) -> None:
     warm(table)
     child = os.fork()

@@ -143,7 +143,7 @@ class RowWriter:
         self._place = _placing(table)
         each = [one for tablet in tablets for one in (tablet.at_hand, tablet.id, tablet)]
         self.reader = core.RowReader(
-            self.rows, tables, tuple(each), table.since, _is_hashed(table), bool(schema.indexes)
+            self.rows, tables, tuple(each), table.since, _places(table), bool(schema.indexes)
         )
         self.lone = None if self._place is not None else self.tablets[0]
 
@@ -240,11 +240,37 @@ class RowWriter:
         return tuple(filled)
 
 
-def _is_hashed(table: TableInfo) -> bool:
-    """Return True when the hash of a whole key says which tablet it is in."""
-    of = table.partitioning
-    whole = [tuple(part.columns) == table.schema.primary_key for part in of.hashes]
-    return of.ranges is None and whole == [True]
+def _places(table: TableInfo) -> tuple[tuple[int, int, Any], ...]:
+    """Return by which bytes of an encoded key its tablet is found, as `core.RowReader` takes it:
+    none where there is one tablet, or the bytes have no fixed place.
+    """
+    of, found = table.partitioning, []
+    cuts: list[tuple[Sequence[str], Any]] = [(part.columns, part.buckets) for part in of.hashes]
+    if of.ranges is not None:
+        cuts.insert(0, (of.ranges.columns, tuple(of.encoded_bounds())))
+    for columns, how in cuts:
+        at = _place_in_key(table.schema, tuple(columns))
+        if at is None:
+            return ()
+        found.append((*at, how))
+    return tuple(found) if of.tablets > 1 else ()
+
+
+def _place_in_key(schema: Schema, columns: tuple[str, ...]) -> tuple[int, int] | None:
+    """Return where the bytes of some key columns begin, and how many they are, -1: all from there
+    on; None where they are not together, or texts before them or in them have any length.
+    """
+    key = schema.primary_key
+    first = key.index(columns[0])
+    behind = first + len(columns)
+    if key[first:behind] != columns:
+        return None
+    widths = [core.KeyCodec([schema.columns[name].type]).width for name in key[:behind]]
+    if 0 in widths[:first]:
+        return None
+    if behind == len(key):
+        return sum(widths[:first]), -1
+    return None if 0 in widths else (sum(widths[:first]), sum(widths[first:]))
 
 
 def _placing(table: TableInfo) -> Place | None:
