@@ -11,6 +11,8 @@ import pytest
 import txnkv
 from tests import internals
 from tests.conftest import Process
+from txnkv import core
+from txnkv.storage.faults import arm, disarm
 
 
 def test_each_call_is_a_commit(table: txnkv.Table, connect: Callable[..., txnkv.Client]) -> None:
@@ -91,3 +93,42 @@ def test_killed_beside_the_commit(
     child = process("client.table('t').insert((1, 'a'))", fault=f"{point}=kill")
     child.finish(-9)
     assert table.get(1) == (None if point == "log.written" else {"id": 1, "v": "a"})
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one table", "a topic too"])
+def test_a_commit_that_broke_off_leaves_nothing_where_memory_is_short(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Process], several: bool
+) -> None:
+    """To take it back wants memory, too: what is held is then forgotten, and read again."""
+    topic = client.create_topic("mail")
+    for number in range(5):
+        table.insert((number, "there"))
+
+    def fail() -> None:
+        raise MemoryError("no memory")
+
+    txn = client.new_transaction()
+    txn.insert(table, (10, "ghost"))
+    txn.delete(table, 2)
+    if several:
+        txn.send(topic, b"ghost")
+    arm("log.written", fail)
+    with pytest.MonkeyPatch.context() as short:
+        short.setattr(core.MemRowSet, "copy", lambda *_: fail())
+        with pytest.raises((txnkv.UnavailableError, txnkv.CommitOutcomeUnknownError)):
+            txn.commit()
+        disarm()
+    if txn.state is txnkv.TxnState.OPEN:  # it may be tried again
+        txn.rollback()
+    assert txn.state is txnkv.TxnState.ABORTED
+    wanted = [{"id": number, "v": "there"} for number in range(5)]
+    assert [row for number in range(11) if (row := table.get(number))] == wanted
+    assert table.scan(ordered=True).to_arrow().to_pylist() == wanted
+    table.insert((5, "next"))
+    internals.flush(client)
+    wanted.append({"id": 5, "v": "next"})
+    assert table.scan(ordered=True).to_arrow().to_pylist() == wanted
+    process("assert client.table('t').count() == 6 and client.table('t').get(2)").finish(0)
+    with topic.consumer() as consumer:
+        assert consumer.poll(timeout=0) == []
+    assert client.check().problems == []

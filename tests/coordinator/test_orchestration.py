@@ -201,6 +201,25 @@ def test_commit_and_abort_raced(world: Any, seed: int) -> None:
         assert "finalize_commit" not in calls
 
 
+@pytest.mark.parametrize("abort", [False, True])
+def test_an_end_for_which_memory_is_short_is_tried_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch, abort: bool
+) -> None:
+    """It is decided: who asked for it is told so."""
+    txn_id = world.begin(1)
+    what = "abort" if abort else "finalize_commit"
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as short:
+        short.setattr(world.pages, what, fail)
+        assert _end(world, txn_id, abort=abort).state is (ABORTED if abort else COMMITTED)
+    assert not world.state(txn_id).ended
+    assert world.coordinator.orchestrator.finish(txn_id).state.ended
+    assert world.pages.of(txn_id)[-1] == what
+
+
 def test_a_job_that_runs_holds_the_commit(world: Any) -> None:
     txn_id = world.begin(1)
     world.start_job(txn_id, "load")

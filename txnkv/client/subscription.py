@@ -30,6 +30,7 @@ from txnkv.errors import (
     require_several,
 )
 from txnkv.storage import WhenDropped, brief, new_lock, shielded, shielded_unless
+from txnkv.tables import Outcome
 from txnkv.topics import (
     HELD_BYTES,
     KEY_SHARED,
@@ -51,7 +52,15 @@ from txnkv.topics import (
     deadline,
     require_time,
 )
-from txnkv.transaction import Acknowledged, Closing, Connection, Session, Transaction, message_ids
+from txnkv.transaction import (
+    Acknowledged,
+    Closing,
+    Connection,
+    Transaction,
+    TxnContext,
+    message_ids,
+    write_alone,
+)
 
 _log = logging.getLogger("txnkv")
 
@@ -390,10 +399,17 @@ class Subscription(Closing):
                 raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
             getattr(txn, how)(self, message)
             return
-        with Session(self._connection, None, "manual", None) as session:
-            getattr(session, how)(self, message)
-            session.flush()
-        self._engine.subscriptions.require(self.info)  # else it had no effect
+        instance, info, ids = self._connection.instance, self.info, message_ids(message)
+
+        def write(context: TxnContext) -> Outcome:
+            context.acknowledge(info, ids, cumulative=how == "ack_cumulative")
+            context.settle()
+            return Outcome()
+
+        if ids:
+            write_alone(instance, write, again=True)
+            instance.coordinator.metrics.messages_acked.value += len(ids)
+        self._engine.subscriptions.require(info)  # else it had no effect
 
     @shielded
     def nack(self, message: Acknowledged) -> None:

@@ -110,26 +110,29 @@ class CommitLog:
         self._start()
 
     def _start(self) -> None:
-        self.version = 0
-        self.catalog_version = 0
         self.history_floor = Timestamp(0)
-        self._applied = Timestamp(0)
-        self._flushed = Timestamp(0)
         self._last_given = 0
         self.visible = Timestamp(0)
-        self._current: int | None = None  # change number for which memory and clock are complete
         self._after: int | None = None  # change number after the last group of this process
-        self._known: tuple[int, Timestamp] | None = None
-        self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
         self._before: Timestamp | None = None  # the group: the latest commit, where it was had
         self._taken: list[Sequence[Section]] = []  # what the group has changed in memory
-        self._show()
         self._waiting_since = 0
         self.sleepers: dict[object, threading.Lock] = {}
         self._queue = CommitQueue(self._commit_group)
         self.locked = True
-        self.pending_bytes = 0
-        self.pending_commits = 0
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Hold nothing: the next look reads all of it."""
+        self.version = self.catalog_version = 0
+        self._applied = self._flushed = Timestamp(0)
+        self._current: int | None = None  # change number for which memory and clock are complete
+        self._known: tuple[int, Timestamp] | None = None
+        self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
+        self.pending_bytes = self.pending_commits = 0
+        self._show()
+        for member in self._members.values():
+            member.reset()
 
     def add_member(self, kind: int, member: LogMember) -> None:
         """Let `member` hold what sections of this kind change."""
@@ -439,10 +442,14 @@ class CommitLog:
                 self._applied = min(self._applied, self._before)
             self._forget()
             self._current = None
-            if self._before is not None:
+            if self._before is None:
+                return
+            try:
                 touched = {section[:2] for sections in self._taken for section in sections}
                 for kind, member in self._members.items():
                     member.undo({id for each, id in touched if each == kind}, self._before)
+            except MemoryError:  # nothing of it may stay
+                self._begin_again()
 
     def _commit_unsynced(
         self, group: list[CommitRequest], wait: bool
@@ -590,5 +597,3 @@ class CommitLog:
     def after_fork_in_child(self) -> None:
         """Memory may have been inherited half written: everything is read again."""
         self._start()
-        for member in self._members.values():
-            member.reset()

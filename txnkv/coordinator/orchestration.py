@@ -42,7 +42,7 @@ import apsw
 
 from txnkv.coordinator import jobs, partition_locks, status_table
 from txnkv.coordinator.commit_log import CommitLog
-from txnkv.coordinator.damage import Damage
+from txnkv.coordinator.damage import EVERY, Damage
 from txnkv.coordinator.ids import Timestamp, TxnId, next_timestamp, reach
 from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
@@ -430,7 +430,8 @@ class Orchestrator:
         failed = False
         for kind, ids in parts.items():
             handler = self._handlers[kind]
-            with self.damage.guard(f"transaction {row.txn_id}", f"its end, {kind}") as one:
+            end = f"transaction {row.txn_id}", f"its end, {kind}"
+            with self.damage.guard(*end, (*EVERY, MemoryError)) as one:
                 (handler.finalize_commit if commits else handler.abort)(row, ids)
             failed = failed or one.error is not None
         if failed:

@@ -134,9 +134,10 @@ class Store:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
+            whose = "" if error.errno == errno.EROFS else "as the user that it belongs to, or "
             raise NotSupportedError(
-                f"user {os.geteuid()} cannot open store {path}: {error}. Open it as the user that "
-                "it belongs to, or to read only, or name another path"
+                f"user {os.geteuid()} cannot open store {path}: {error}. Open it {whose}to read "
+                "only, or name another path"
             ) from error
 
     @property

@@ -288,9 +288,10 @@ def plan_parts(view: TabletView, key_range: KeyRange, most: int | None = None) -
         return []
     low, high = key_range.low, key_range.high
     first = core.FEW if most is None else min(most, core.FEW)
-    short = find_range(view, low or b"", high, first)
-    if short is not None:
-        return [ShortPart(view.tablet, *short)] if short[0].n else []
+    if first < core.FEW or (low is not None and high is not None):
+        short = find_range(view, low or b"", high, first)
+        if short is not None:
+            return [ShortPart(view.tablet, *short)] if short[0].n else []
     own = memory = None
     if view.own is not None:
         own = view.own.select(low, high, 0, EVERY_STAMP)
