@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -339,6 +340,22 @@ def test_a_batch_that_fails_leaves_nothing(
         one.committer().abort([None], 1)
         nothing_is_left()
     assert ids() == [1]
+
+
+def test_a_batch_that_passes_its_timeout(query: Callable[..., Query], ids: Ids) -> None:
+    """Its abort raised as well."""
+    stream = query(timeout="0.3")
+    writer = stream.plan(batch(1))
+    told = stream.task(writer, 0, batch(1))
+    time.sleep(0.5)
+    for late in (
+        lambda: stream.task(writer, 0, batch(2)),
+        lambda: stream.committer().commit([told], 0),
+    ):
+        with pytest.raises(txnkv.TransactionTimedOutError, match=r"than 0\.3 s, .* timeout,"):
+            late()
+    stream.committer().abort([told], 0)
+    assert ids() == []
 
 
 def test_a_commit_that_fails_is_followed_by_an_abort(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from typing import Any
 
 import pyarrow as pa
@@ -149,16 +150,16 @@ def test_attempts_that_are_not_named_leave_nothing(
 
 COMMITS = """
 from txnkv.spark.settings import Settings, TopicWrite
-from txnkv.spark.writing import JobWriter, TableTarget, TopicTarget, Written
+from txnkv.spark.writing import Begun, JobWriter, TableTarget, TopicTarget, Written
 settings = (TopicWrite.of_batch if "topic" in place else Settings.of_write)(place)
 target = TopicTarget("e") if "topic" in place else TableTarget("t")
-writer = JobWriter(settings, target, token, job, own=own)
+writer = JobWriter(settings, target, Begun(*begun), own=own)
 writer.commit([Written(0, attempt)])
 """
 
 
 def ids(one: Any) -> dict[str, Any]:
-    return {"token": one._token, "job": one._job, "own": one._own}
+    return {"begun": astuple(one._begun), "own": one._own}
 
 
 @pytest.mark.usefixtures("as_a_worker")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -214,13 +215,16 @@ def test_a_job_that_fails_leaves_nothing(
     nothing_is_left()
 
 
-def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction | None) -> Any:
+def start(
+    client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction | None, **options: str
+) -> Any:
     """A writer into table t as Spark would make it, under the caller's transaction, if any."""
     from txnkv.spark.columns import spark_schema
     from txnkv.spark.settings import Settings
     from txnkv.spark.writing import JobWriter
 
-    settings = Settings.of_write(where if txn is None else txnkv.spark.options(txn, "t"))
+    place = where if txn is None else txnkv.spark.options(txn, "t")
+    settings = Settings.of_write(place | options)
     return JobWriter.start(settings, spark_schema(client.table("t").schema, ["v", "id"]))
 
 
@@ -240,6 +244,28 @@ def test_row_errors_say_that_nothing_counts(
     with pytest.raises(txnkv.RowErrors, match=r"nothing of the job counts: .* keys\.$"):
         own.commit(told)
     own.abort(told)
+    assert ids() == []
+
+
+@pytest.mark.usefixtures("clients_are_closed")
+def test_a_write_that_passes_its_timeout(
+    client: txnkv.Client, where: dict[str, str], ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its abort raised as well, so Spark showed both, and spoke of a token nobody gave."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    own = start(client, where, None, timeout="0.3")
+    told = own.write(iter([batch(1)]))
+    txn = client.new_transaction(timeout=0.3)
+    joined = start(client, where, txn)
+    time.sleep(0.5)
+    for late in (lambda: own.write(iter([batch(2)])), lambda: own.commit([told])):
+        with pytest.raises(txnkv.TransactionTimedOutError, match=r"than 0\.3 s, .* timeout,"):
+            late()
+    own.abort([None])
+    joined.abort([None])
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.commit()
+    joined.abort([None])
     assert ids() == []
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Final, Protocol, Self, TypeAlias
@@ -41,12 +41,20 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from txnkv.client import Client, Planning
+from txnkv.coordinator import TxnId, TxnState
 from txnkv.core import compute as pc
 from txnkv.core import gathered, key_codec, mark_duplicates, sort_keys
-from txnkv.errors import InvalidTxnStateError, RowErrors, SchemaError, TxnNotFoundError
+from txnkv.errors import (
+    InvalidTokenError,
+    InvalidTxnStateError,
+    RowErrors,
+    SchemaError,
+    TransactionTimedOutError,
+    TxnNotFoundError,
+)
 from txnkv.spark import keepalive
 from txnkv.spark.columns import FromSpark, Retyped, arrow_schema
-from txnkv.spark.settings import Settings, StorePlace, TopicWrite
+from txnkv.spark.settings import Settings, StreamWrite, TopicWrite
 from txnkv.spark.worker_client import client_of, join_open
 from txnkv.tables import Normaliser, Operation, Schema
 from txnkv.topics import TopicInfo, message_input, topic_catalog
@@ -152,6 +160,27 @@ def nothing_of(what: str) -> Iterator[None]:
     except RowErrors as error:
         error.others = f"and nothing of {what} counts"
         raise
+
+
+@contextmanager
+def in_time(timeout: float | None) -> Iterator[None]:
+    """Say which option ended a transaction that is the job's own.
+
+    Args:
+        timeout: the option; None where there is none.
+
+    Raises:
+        TransactionTimedOutError: in place of what speaks of a token that the user never saw.
+    """
+    try:
+        yield
+    except (InvalidTokenError, TransactionTimedOutError) as error:
+        if timeout is None or "timeout" not in str(error):  # heartbeats were missing
+            raise
+        raise TransactionTimedOutError(
+            f"the write took longer than {timeout:g} s, which is its option timeout, and nothing "
+            "of it counts: give it more seconds, or leave the option out"
+        ) from error
 
 
 def _schema_of(table: str, client: Client, txn: Transaction | None) -> Schema:
@@ -373,16 +402,16 @@ class JobWriter(DataSourceArrowWriter):
     Args:
         place: the store.
         target: what is written to.
-        token: of the transaction.
-        job: the job's id.
+        begun: the transaction, and the job in it.
         own: whether the transaction is the job's own.
     """
 
-    def __init__(self, place: StorePlace, target: Target, token: str, job: str, own: bool) -> None:
+    def __init__(
+        self, place: Settings | TopicWrite, target: Target, begun: Begun, own: bool
+    ) -> None:
         self._place = place
         self._target = target
-        self._token = token
-        self._job = job
+        self._begun = begun
         self._own = own
 
     @classmethod
@@ -409,9 +438,8 @@ class JobWriter(DataSourceArrowWriter):
             except BaseException:
                 job.abort()
                 raise
-            return cls(settings, target, token, job.id, own=False)
-        token, job_id = begin_own(client, target, settings, settings.timeout)
-        return cls(settings, target, token, job_id, own=True)
+            return cls(settings, target, Begun(token, job.id, txn.id), own=False)
+        return cls(settings, target, begin_own(client, target, settings), own=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage one task's data under this attempt's own name.
@@ -423,8 +451,8 @@ class JobWriter(DataSourceArrowWriter):
         """
         done = Written(*attempt_of_task())
         client = client_of(self._place)
-        job = Job.join(Transaction.deserialize(client, self._token), self._job)
-        stage(self._target, client, job, done, iterator)
+        with in_time(self._place.timeout):
+            stage(self._target, client, self._begun.joined(client), done, iterator)
         return done
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -435,54 +463,77 @@ class JobWriter(DataSourceArrowWriter):
             TransactionConflictError: another transaction committed a key first.
             InvalidTxnStateError: the transaction was aborted meanwhile.
         """
-        txn = Transaction.deserialize(client_of(self._place), self._token)
-        Job.join(txn, self._job).commit(one_each(messages), first=self._target.first)
-        if self._own:
-            with nothing_of("the job"):
-                txn.commit()
+        with in_time(self._place.timeout):
+            job = self._begun.joined(client_of(self._place))
+            job.commit(one_each(messages), first=self._target.first)
+            if self._own:
+                with nothing_of("the job"):
+                    job.txn.commit()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing of the job counts; its own transaction is rolled back.
+        """Nothing of the job counts; its own transaction is rolled back. One that is aborted, as
+        it passed its timeout, needs nothing more: Spark tells the user of the first error then.
 
         Raises:
             InvalidTxnStateError: it was committed: its committer died before its answer, say.
         """
-        with suppress(TxnNotFoundError):
-            txn = Transaction.deserialize(client_of(self._place), self._token)
-            if self._own:
-                _roll_back(txn)
-            else:
-                Job.join(txn, self._job).abort()
+        client, begun = client_of(self._place), self._begun
+        try:
+            job = begun.joined(client)
+            (job.txn.rollback if self._own else job.abort)()
+        except (InvalidTokenError, InvalidTxnStateError, TxnNotFoundError) as error:
+            state = _state_of(client, begun.txn_id)
+            if self._own and state.committing:
+                raise InvalidTxnStateError(
+                    f"the write is committed, all of it is there (transaction "
+                    f"{begun.txn_id.local} is {state.name}): do not write it again"
+                ) from error
+            if isinstance(error, InvalidTxnStateError) and state.outcome is not TxnState.ABORTED:
+                raise
 
 
-def _roll_back(txn: Transaction) -> None:
+def _state_of(client: Client, txn_id: TxnId) -> TxnState:
+    """ABORTED where it was forgotten."""
     try:
-        txn.rollback()
-    except InvalidTxnStateError as error:
-        if not (state := txn.state).committing:
-            raise
-        raise InvalidTxnStateError(
-            f"the write is committed, all of it is there (transaction {txn.id.local} is "
-            f"{state.name}): do not write it again"
-        ) from error
+        return client.transaction_state(txn_id)
+    except TxnNotFoundError:
+        return TxnState.ABORTED
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A transaction, and the job in it.
+
+    Attributes:
+        token: of the transaction.
+        job: the job's id.
+    """
+
+    token: str
+    job: str
+    txn_id: TxnId
+
+    def joined(self, client: Client) -> Job:
+        """The job, in this process.
+
+        Raises:
+            InvalidTokenError, TxnNotFoundError: its transaction is over.
+        """
+        return Job.join(Transaction.deserialize(client, self.token), self.job)
 
 
 def begin_own(
     client: Client,
     target: Target,
-    place: StorePlace,
-    timeout: float | None,
+    place: Settings | TopicWrite | StreamWrite,
     names: Sequence[str] = (),
-) -> tuple[str, str]:
+) -> Begun:
     """A transaction and its one job, both to outlive this process.
 
     Args:
         names: for others to find the transaction by.
-
-    Returns:
-        The transaction's token, and the job's id.
     """
-    txn = client.new_transaction(timeout=timeout)
+    txn = client.new_transaction(timeout=place.timeout)
     try:
         job = Job.start(txn)
         if names:
@@ -493,4 +544,4 @@ def begin_own(
     except BaseException:
         txn.rollback()
         raise
-    return token, job.id
+    return Begun(token, job.id, txn.id)

@@ -40,13 +40,19 @@ from pyspark.sql.types import StructType
 
 from txnkv.client import Client, Planning
 from txnkv.coordinator import Mark
-from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
+from txnkv.errors import (
+    AlreadyAppliedError,
+    InvalidTokenError,
+    InvalidTxnStateError,
+    TxnNotFoundError,
+)
 from txnkv.spark import java
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.query_progress import is_committed
 from txnkv.spark.settings import StreamWrite
 from txnkv.spark.worker_client import client_of, runs
 from txnkv.spark.writing import (
+    Begun,
     ChangesTarget,
     TableTarget,
     Target,
@@ -54,22 +60,15 @@ from txnkv.spark.writing import (
     Written,
     attempt_of_task,
     begin_own,
+    in_time,
     nothing_of,
     one_each,
     stage,
 )
-from txnkv.transaction import Job, Transaction
+from txnkv.transaction import Transaction
 
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("txnkv")
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The transaction of a micro batch, and its job."""
-
-    token: str
-    job: str
 
 
 @dataclass
@@ -118,8 +117,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         names = _names_of(settings)
         for stream in names[:1]:
             Planning.of(client).end_named(stream)
-        own = begin_own(client, self._target, settings, settings.timeout, names)
-        self._begun = Begun(*own)
+        self._begun = begin_own(client, self._target, settings, names)
 
     # -- tasks -------------------------------------------------------------------------
 
@@ -143,8 +141,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             deque(iterator, maxlen=0)
             done.was_there = True
             return done
-        job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
-        stage(self._target, client, job, done, iterator)
+        with in_time(self._settings.timeout):
+            stage(self._target, client, begun.joined(client), done, iterator)
         return done
 
     # -- committer ---------------------------------------------------------------------
@@ -174,12 +172,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "they wrote nothing, and is not any more (client.forget_applied?). Run the query "
                 "again"
             )
-        txn = Transaction.deserialize(client, told.begun.token)
         try:
-            txn.mark_applied(mark.app_id, mark.version, mark.source)
-            Job.join(txn, told.begun.job).commit(attempts, first=self._target.first)
-            with nothing_of("the batch"):
-                txn.commit()
+            with in_time(self._settings.timeout):
+                job = told.begun.joined(client)
+                job.txn.mark_applied(mark.app_id, mark.version, mark.source)
+                job.commit(attempts, first=self._target.first)
+                with nothing_of("the batch"):
+                    job.txn.commit()
         except AlreadyAppliedError:  # by another driver of the same query, meanwhile
             if not is_committed(client, mark):
                 raise
@@ -250,6 +249,6 @@ def _names_of(settings: StreamWrite) -> list[str]:
 
 def _roll_back(client: Client, token: str) -> None:
     """Abort, unless it has begun to commit: then it ends by itself."""
-    with suppress(TxnNotFoundError):
+    with suppress(InvalidTokenError, TxnNotFoundError):  # it is over
         txn = Transaction.deserialize(client, token)
         Planning.of(client).abandon(txn, "its micro batch failed")
