@@ -54,6 +54,7 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (PLACE | {"snapshot": "yesterday"}, ValueError, "ISO 8601"),
         (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
         (PLACE | {"appId": "a"}, ValueError, "a read of a table has no option 'appId'"),
+        (PLACE | {"credentials": '{"tokn": "x"}'}, ValueError, "ca, cert and key, not tokn"),
         (PLACE | {"pushFilters": "yes"}, ValueError, "option pushFilters: 'true' or 'false'"),
         ({"path": "hdfs://host/t", "table": "t"}, txnkv.NotSupportedError, "address of a server"),
     ],
@@ -73,6 +74,7 @@ def test_options_of_a_read_are_checked(
         ({"timeout": "soon"}, ValueError, ": seconds, from"),
         ({"timeout": "0"}, ValueError, ": seconds, from"),
         ({"keepaliveTime": "nan"}, ValueError, ": seconds, from"),
+        ({"keepaliveTime": "0.1"}, ValueError, "option keepaliveTime: at least 0.5 seconds"),
         ({"token": "x", "timeout": "1"}, ValueError, "of its own"),
     ],
 )
@@ -86,7 +88,7 @@ def test_options_of_a_write_are_checked(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"path": "/no/such/store"}, "StoreNotFoundError"),
+        ({"path": "/no/such/store"}, "StoreNotFoundError.*Spark makes no store: txnkv.connect"),
         ({"table": "nobody"}, "TableNotFoundError"),
         ({"columns": "id,nobody"}, "there is no column 'nobody'"),
         ({"snapshot": str(1 << 62)}, "is in the future"),
@@ -161,6 +163,25 @@ def test_a_write_is_refused_in_planning(
     with pytest.raises(AnalysisException, match=words):
         save(spark.sql(select), **options)
     assert client.transactions() == []
+
+
+def test_data_without_columns(where: dict[str, str]) -> None:
+    from pyspark.sql.types import StructType
+
+    with pytest.raises(txnkv.SchemaError, match=r"; it has none$"):
+        txnkv.spark.TxnkvDataSource(where).writer(StructType([]), overwrite=False)
+    close_clients()
+
+
+def test_a_table_of_sparks_own_is_refused(spark: Any, where: dict[str, str]) -> None:
+    """Spark names its options `option.table` and so on, or hands over none."""
+    from pyspark.errors import AnalysisException
+
+    options = ", ".join(f"{name} '{value}'" for name, value in where.items())
+    with pytest.raises(AnalysisException, match=r"NotSupportedError.* createOrReplaceTempView"):
+        spark.sql(f"CREATE TABLE own USING txnkv OPTIONS ({options})")
+    with pytest.raises(ValueError, match=r"is missing.*take a temporary view"):
+        txnkv.spark.TxnkvDataSource({}).schema()
 
 
 @pytest.mark.parametrize("op", ["update", "update_ignore", "delete", "delete_ignore"])

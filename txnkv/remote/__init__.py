@@ -13,6 +13,7 @@ The other side is `txnkv.server`. Both take their calls from one table, in `wire
 """
 
 from txnkv.remote.address import (
+    CREDENTIAL_WORDS,
     Credentials,
     connect,
     is_address,

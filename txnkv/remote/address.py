@@ -24,7 +24,7 @@ Credentials: TypeAlias = str | Mapping[str, str]
 """A token, or: token, ca, cert and key, each of the latter three a file or its text."""
 
 _ADDRESS: Final = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://[^/]+:\d+")
-_WORDS: Final = ("token", "ca", "cert", "key")
+CREDENTIAL_WORDS: Final = ("token", "ca", "cert", "key")
 
 
 def is_address(path: object) -> bool:
@@ -99,9 +99,11 @@ def connect(
 def _of(credentials: Credentials | None) -> tuple[list[tuple[bytes, bytes]], dict[str, Any]]:
     """The header of calls, and the options of the connection."""
     given = {"token": credentials} if isinstance(credentials, str) else dict(credentials or {})
-    unknown = given.keys() - set(_WORDS)
+    unknown = given.keys() - set(CREDENTIAL_WORDS)
     if unknown:
-        raise ValueError(f"credentials have {', '.join(_WORDS)}, not {', '.join(unknown)}")
+        raise ValueError(
+            f"credentials have {', '.join(CREDENTIAL_WORDS)}, not {', '.join(unknown)}"
+        )
     if ("cert" in given) != ("key" in given):
         raise ValueError("credentials have cert and key, or neither")
     token = given.get("token")

@@ -17,9 +17,9 @@ from datetime import datetime
 from enum import Flag, auto
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from txnkv.coordinator import Timestamp
+from txnkv.coordinator import MIN_KEEPALIVE, Timestamp
 from txnkv.errors import NotSupportedError
-from txnkv.remote import is_address
+from txnkv.remote import CREDENTIAL_WORDS, is_address
 from txnkv.tables import Operation, require_operation
 from txnkv.topics import EARLIEST, Position
 
@@ -90,6 +90,8 @@ def credentials(given: str) -> str | dict[str, str]:
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
         raise ValueError("a token, or JSON of token, ca, cert and key, all of them text")
+    if unknown := found.keys() - set(CREDENTIAL_WORDS):  # where the path is a folder, too
+        raise ValueError(f"JSON of token, ca, cert and key, not {', '.join(sorted(unknown))}")
     return found
 
 
@@ -128,6 +130,16 @@ def seconds(given: str) -> float:
         value = 0.0
     if not 1e-6 <= value <= 1e12:
         raise ValueError(f"seconds, from 1e-6 to 1e12, not {given!r}")
+    return value
+
+
+def keepalive(given: str) -> float:
+    """Seconds without heartbeat."""
+    if (value := seconds(given)) < MIN_KEEPALIVE:
+        raise ValueError(
+            f"at least {MIN_KEEPALIVE:g} seconds, for heartbeats may be late behind threads that "
+            f"compute; not {given!r}"
+        )
     return value
 
 
@@ -374,7 +386,13 @@ OPTIONS: Final = (
         "none",
         "seconds after which a transaction of the job's own is aborted",
     ),
-    Option("keepaliveTime", WRITES, seconds, "30", "seconds without heartbeat after which it is"),
+    Option(
+        "keepaliveTime",
+        WRITES,
+        keepalive,
+        "30",
+        f"seconds without heartbeat after which it is, at least {MIN_KEEPALIVE:g}",
+    ),
 )
 
 
@@ -387,7 +405,17 @@ _NAMES: Final = {name.lower(): name for name in (*_BY_NAME, *OF_SPARK)}
 
 
 def given(options: Mapping[str, str]) -> dict[str, str]:
-    """Options under their own names; unknown ones as they are."""
+    """Options under their own names; unknown ones as they are.
+
+    Raises:
+        NotSupportedError: they are of CREATE TABLE.
+    """
+    if any(key.lower().startswith("option.") for key in options):
+        raise NotSupportedError(
+            "CREATE TABLE makes no table of a data source that is written in Python: read with "
+            "spark.read, write with df.write; for SQL, give what load() returns a name by "
+            "createOrReplaceTempView, or CREATE TEMPORARY VIEW ... USING txnkv OPTIONS (...)"
+        )
     return {_NAMES.get(key.lower(), key): value for key, value in options.items()}
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from txnkv.client import Client, Planning
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
-from txnkv.errors import NotSupportedError
+from txnkv.errors import NotSupportedError, StoreNotFoundError
 from txnkv.remote import Credentials, connect, is_address
 from txnkv.spark import option_table
 from txnkv.spark.option_table import Kind
@@ -82,7 +82,23 @@ class StorePlace:
         history = self.history
         if history is not None and keep_longer(path, history):
             history = None
-        return connect(path, create=False, history=history, keepalive_time=self.keepalive_time)
+        try:
+            return connect(path, create=False, history=history, keepalive_time=self.keepalive_time)
+        except StoreNotFoundError as error:
+            raise StoreNotFoundError(_for_spark(str(error))) from None
+
+
+def _for_spark(text: str) -> str:
+    """Advice for who has no argument create, and may have given a relative path."""
+    found, advised, _ = text.partition(". Check the path")
+    return (
+        found
+        if not advised
+        else (
+            f"{found}. Check option path: a relative one counts from where the Spark session was "
+            "begun. Spark makes no store: txnkv.connect(path) does, or txnkv init"
+        )
+    )
 
 
 CREDENTIALS: Final = "TXNKV_CREDENTIALS"
@@ -197,7 +213,8 @@ def names_topic(options: Mapping[str, str]) -> bool:
     if "topic" in found and "table" in found:
         raise ValueError("options table and topic exclude each other: give one of them")
     if "topic" not in found and "table" not in found:
-        raise ValueError("option table or topic is missing: say .option('table', ...)")
+        hint = "" if found else "; those of CREATE TABLE Spark keeps back: take a temporary view"
+        raise ValueError(f"option table or topic is missing: say .option('table', ...){hint}")
     return "topic" in found
 
 

@@ -112,12 +112,12 @@ class Normaliser:
             if name in schema.primary_key and op not in INSERTS:
                 raise SchemaError(
                     f"the data has no column {name!r}, which is of the primary key: {op} needs "
-                    f"the whole key; the data has {', '.join(names)}"
+                    f"the whole key; the data has {', '.join(names) or 'none'}"
                 )
             if op in INSERTS and not column.nullable and column.default is None:
                 raise SchemaError(
                     f"the data has no column {name!r}, which is not nullable and has no default; "
-                    f"it has {', '.join(names)}"
+                    f"it has {', '.join(names) or 'none'}"
                 )
         wanted = wanted_columns(schema, names, op)
         self._target = (
