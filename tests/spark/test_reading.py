@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 import txnkv
 import txnkv.spark
+
+from .conftest import SCHEMA
 
 pytestmark = pytest.mark.spark
 
@@ -58,22 +61,42 @@ def test_there_is_work_for_every_core(
     assert frame.selectExpr("count(*)", "sum(id)").first() == (300_000, 150_000 * 299_999)
 
 
-def test_every_partition_reads_the_snapshot_of_planning(
-    client: txnkv.Client, where: dict[str, str]
-) -> None:
-    """Rows that come in between planning and the tasks are not read by any task."""
+def reader_of(client: txnkv.Client, options: dict[str, str]) -> Any:
     from txnkv.spark.columns import arrow_schema, spark_schema
     from txnkv.spark.reading import TxnkvReader
     from txnkv.spark.settings import Settings
 
-    write(client, *range(100))
     schema = spark_schema(client.table("t").schema, None)
-    reader = TxnkvReader(Settings.of_read(where), arrow_schema(schema))
+    return TxnkvReader(Settings.of_read(options), arrow_schema(schema))
+
+
+def test_every_partition_reads_the_snapshot_of_planning(
+    client: txnkv.Client, where: dict[str, str]
+) -> None:
+    """Rows that come in between planning and the tasks are not read by any task."""
+    write(client, *range(100))
+    reader = reader_of(client, where)
     parts = reader.partitions()
     write(client, *range(100, 200))
 
     found = [row["id"] for part in parts for b in reader.read(part) for row in b.to_pylist()]
     assert sorted(found) == list(range(100))
+
+
+@pytest.mark.usefixtures("clients_are_closed")
+def test_a_read_that_outlasts_the_history(tmp_path: Path) -> None:
+    with txnkv.connect(tmp_path / "short", history=0.1) as client:
+        client.create_table("t", SCHEMA)
+        write(client, 1)
+        reader = reader_of(client, {"path": client.path, "table": "t"})
+        (part,) = reader.partitions()
+        client.run(lambda txn: txn.upsert("t", {"id": 1, "v": "new"}))
+        time.sleep(0.2)
+        client.compact()
+        with pytest.raises(
+            txnkv.HistoryExpiredError, match=r"back to \S+\. .*load\(\) again.*token"
+        ):
+            list(reader.read(part))
 
 
 def test_with_a_token_it_sees_what_the_transaction_sees(

@@ -261,7 +261,8 @@ OPTIONS: Final = (
         READS | WRITES,
         place,
         "",
-        "the store's directory, which must be there, or the address of its server",
+        "the store's directory, which must be there, or the address of its server; a relative one "
+        "counts from where the session was begun",
     ),
     Option(
         "credentials",

@@ -52,7 +52,7 @@ from txnkv import core
 from txnkv.client import DiffToken, Planning, Topic
 from txnkv.core import UUID, uuid_of
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaChangedError, SchemaError
+from txnkv.errors import HistoryExpiredError, SchemaChangedError, SchemaError
 from txnkv.spark.columns import (
     ToSpark,
     arrow_schema,
@@ -115,12 +115,24 @@ class TxnkvReader(DataSourceReader):
         return [ScanPartition(token) for token in cut(self._scan().tokens)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part, as Arrow batches."""
+        """The rows of one part, as Arrow batches.
+
+        Raises:
+            HistoryExpiredError: the task began when the snapshot of the plan was gone.
+        """
         if not isinstance(partition, ScanPartition):
             return  # Spark's own placeholder for a read without partitions
         convert = ToSpark(self._expected)
-        for batch in partition.token.open(client_of(self._settings)).to_batches():
-            yield convert.batch(batch)
+        try:
+            for batch in partition.token.open(client_of(self._settings)).to_batches():
+                yield convert.batch(batch)
+        except HistoryExpiredError as error:
+            found = str(error).partition(". Read at a later time")[0]
+            raise HistoryExpiredError(
+                f"{found}. A data frame keeps the snapshot of its first action, but not its "
+                "history: call load() again; for a read that takes longer, give the store or the "
+                "table a larger history=, or read with a token of an open transaction"
+            ) from error
 
     def _scan(self) -> Scan:
         settings, columns = self._settings, self._expected.names
