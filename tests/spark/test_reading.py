@@ -114,6 +114,25 @@ def test_with_a_token_it_sees_what_the_transaction_sees(
         txn.rollback()
 
 
+def test_all_tasks_see_one_point_of_their_transaction(
+    client: txnkv.Client, load: Callable[..., Any]
+) -> None:
+    """What the transaction is given after the plan is of later reads."""
+    write(client, *range(100))
+    with client.transaction() as txn:
+        frame = load(**txnkv.spark.options(txn, "t"))
+        assert frame.count() == 100
+        txn.delete("t", 0)
+        txn.insert("t", {"id": 100, "v": "new"})
+        txn.update("t", {"id": 1, "v": "new"})
+        txn.flush()
+        assert frame.where("v = 'new'").count() == 0
+        assert frame.count() == 100
+        again = load(**txnkv.spark.options(txn, "t"))
+        assert sorted(row.id for row in again.where("v = 'new'").collect()) == [1, 100]
+        txn.rollback()
+
+
 def test_a_token_of_an_ended_transaction(client: txnkv.Client, load: Callable[..., Any]) -> None:
     from pyspark.errors import AnalysisException
 

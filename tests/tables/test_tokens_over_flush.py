@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables.write import write_buffer
+from txnkv.transaction import Job
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "string?"}, primary_key=["k"])
 READ = "say(sorted(row['k'] for t in tokens for row in t.open(client)))"
@@ -103,6 +105,37 @@ def test_of_a_transaction_with_its_own_writes(
         wanted = [k for k in range(40) if k not in (5, 6, 31)]
         assert elsewhere(READ, tokens=tokens) == wanted
     assert table.count() == 37
+
+
+def test_of_a_transaction_that_goes_on_to_write(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Any
+) -> None:
+    """Each part was read as it was when it was opened: two of one flush, one old and one new."""
+    put(client, "insert", *range(30))
+    internals.flush(client)
+    with client.transaction() as txn:
+        txn.write(table, data(*range(30, 40)))
+        done, runs = Job.start(txn), Job.start(txn)
+        for job, first in ((done, 40), (runs, 50)):
+            with job.session("1") as session:
+                session.write(table, data(*range(first, first + 10)))
+        with runs.session("all") as session:  # comes to count below what is staged
+            session.write(table, data(*range(30)).select(["k"]), "delete")
+        done.commit(["1"])
+        tokens = txn.scan(table).tokens(10)
+        txn.write(table, data(*range(5)).select(["k"]), "delete")
+        txn.write(table, data(*range(10)), "upsert")
+        txn.insert(table, {"k": 1000, "v": "later"})
+        txn.flush()
+        runs.commit(["1"], first=["all"])
+        assert elsewhere(READ, tokens=tokens) == list(range(50))
+        parts = [scan for token in tokens for scan in [token.open(client).to_arrow()]]
+        assert sorted(pa.concat_tables(parts)["k"].to_pylist()) == list(range(50))
+        now = [*range(10), *range(30, 60), 1000]
+        assert elsewhere(READ, tokens=txn.scan(table).tokens(10)) == now
+        whole = [txnkv.ScanToken(replace(token.parts, upto=None)) for token in tokens]
+        assert len(elsewhere(READ, tokens=whole)) > 0  # of an elder version
+        txn.rollback()
 
 
 def test_too_late(connect: Any, now: Any, monkeypatch: pytest.MonkeyPatch) -> None:

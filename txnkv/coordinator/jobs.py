@@ -139,6 +139,15 @@ def _set(cur: apsw.Cursor, job_id: str, state: str) -> None:
     cur.execute("UPDATE jobs SET state = ? WHERE id = ?", (state, job_id))
 
 
+def not_ended(cur: apsw.Cursor, txn_id: int) -> tuple[str, ...]:
+    """The ids of the jobs that are RUNNING or ENDING."""
+    found = cur.execute(
+        "SELECT id FROM jobs WHERE txn_id = ? AND state IN (?, ?) ORDER BY id",
+        (txn_id, RUNNING, ENDING),
+    )
+    return tuple(id for (id,) in found)
+
+
 def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
     """Refuse to commit under a job that has not ended.
 

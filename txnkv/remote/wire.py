@@ -79,7 +79,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 8
+VERSION: Final = 9
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"

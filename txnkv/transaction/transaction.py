@@ -494,7 +494,7 @@ class Transaction(Closing):
         self._flush_first()
         tokens.require_shareable(self.context.row, "hand out tokens of a scan of")
         self.context.ensure_large()
-        return self.context.view()
+        return self.context.view().until_now(self.context.instance.engine)
 
     def _flush_first(self, what: str = "read") -> None:
         self.connection.require_open()

@@ -3,6 +3,9 @@
 A token names ranges of keys, not what holds them, so it stays good when a flush or a compaction
 has moved the rows, and small commits that lie in memory are seen by whoever opens it. Ranges
 are cut at the first keys of blocks, and where many rows are in memory at every so many of them.
+
+In a transaction it names a point in that one's own writes, too: whenever the parts of a scan are
+opened, all of them see what was staged before the tokens were made, and nothing later.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from txnkv.tables.read.scan import Piece, Plan, Request, request
 from txnkv.tables.read.sources import Part, Source
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import Tablet
+from txnkv.tables.tablets import Tablet, manifest
 
 TOKEN_ROWS: Final = 1 << 20
 """About how many rows one scan token covers, unless another number is asked for."""
@@ -31,6 +34,7 @@ class TokenParts:
     Attributes:
         parts: (tablet id, low, high): low <= encoded key < high, None is unbounded.
         rows: about how many, before predicates.
+        upto: a `manifest.Upto` of the transaction.
     """
 
     store_id: str
@@ -44,6 +48,7 @@ class TokenParts:
     txn_id: int | None
     parts: tuple[tuple[int, bytes | None, bytes | None], ...]
     rows: int
+    upto: tuple[int, tuple[str, ...]] | None = None
 
 
 def split(
@@ -80,6 +85,7 @@ def split(
             view.txn_id,
             tuple((p.tablet_id, p.key_range.low, p.key_range.high) for p, _ in group),
             sum(rows for _, rows in group),
+            view.upto,
         )
         for group in groups
     ]
@@ -128,7 +134,8 @@ def reopen(tables: Tables, token: TokenParts) -> tuple[Request, ReadView, list[P
     tablet = tables.tablet(token.parts[0][0]) if token.parts else None
     if tablet is None:
         raise TableNotFoundError(f"table {token.table!r} was dropped since the token was made")
-    view = ReadView(Timestamp(token.snapshot), token.txn_id)
+    upto = None if token.upto is None else manifest.Upto(*token.upto)
+    view = ReadView(Timestamp(token.snapshot), token.txn_id, upto=upto)
     table = tables.at(tablet.table, view.snapshot)
     asked = request(table, token.columns, token.where, token.ordered, token.limit)
     pieces = [Piece(id, KeyRange(low, high)) for id, low, high in token.parts]

@@ -9,7 +9,7 @@ newer list. So either the reader sees the newer list, or the collector sees the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from txnkv import core
@@ -52,12 +52,21 @@ class ReadView:
         txn_id: the transaction whose staged rows are seen too, or None.
         own: what it has in memory.
         reads: takes what is read, for a serializable transaction.
+        upto: of the staged rows, those up to a point; None for all.
     """
 
     snapshot: Timestamp
     txn_id: int | None = None
     own: OwnWrites | None = None
     reads: ReadSet | None = None
+    upto: manifest.Upto | None = None
+
+    def until_now(self, tables: Tables) -> ReadView:
+        """The same; what its transaction stages from here on is left out."""
+        if self.txn_id is None:
+            return self
+        with tables.store.status.read() as cur:
+            return replace(self, upto=manifest.upto_now(cur, self.txn_id))
 
     def of(self, tables: Tables, tablet: Tablet) -> TabletView:
         """Return the part of a tablet that this view sees.
@@ -71,7 +80,7 @@ class ReadView:
             with tables.store.status.read() as cur:
                 # Aborted by another process, it would read as if it had written nothing.
                 status_table.get_open(cur, self.txn_id, "read")
-                staged = manifest.staged(cur, self.txn_id, tablet.id)
+                staged = manifest.staged(cur, self.txn_id, tablet.id, upto=self.upto)
         state = tablet.state(self.snapshot)
         require_history(tables, tablet, self.snapshot)
         own = None if self.own is None else self.own.memory(tablet.id)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -314,11 +314,38 @@ def committed_state(cur: apsw.Cursor, tablet_id: int) -> Committed:
     )
 
 
+class Upto(NamedTuple):
+    """A point in the own writes of a transaction: those before it are seen, and no later ones.
+
+    Attributes:
+        sequence: the number that was staged last.
+        running: jobs that had not ended. When they do, some of what they staged may come to count
+            below `sequence`.
+    """
+
+    sequence: int
+    running: tuple[str, ...]
+
+    def has(self, info: RowSetInfo) -> bool:
+        """Tell whether a row set that counts did so at this point."""
+        job = (info.attempt or "").partition("/")[0]
+        return info.staged_seq <= self.sequence and job not in self.running
+
+
+def upto_now(cur: apsw.Cursor, txn_id: int) -> Upto:
+    """All that the transaction has staged until now."""
+    return Upto(sequence(cur), jobs.not_ended(cur, txn_id))
+
+
 def staged(
-    cur: apsw.Cursor, txn_id: int, tablet_id: int, attempt: str | None = None
+    cur: apsw.Cursor,
+    txn_id: int,
+    tablet_id: int,
+    attempt: str | None = None,
+    upto: Upto | None = None,
 ) -> list[RowSetInfo]:
-    """Row sets of an open transaction that count, and those of `attempt`."""
-    return [
+    """Row sets of an open transaction that count, and those of `attempt`; up to a point of it."""
+    found = [
         _info(values)
         for values in cur.execute(
             f"SELECT {_COLUMNS} FROM row_sets r WHERE r.txn_id = ? AND r.tablet_id = ? "
@@ -326,6 +353,7 @@ def staged(
             (txn_id, tablet_id, STAGED, attempt),
         )
     ]
+    return found if upto is None else [info for info in found if upto.has(info)]
 
 
 def readable(cur: apsw.Cursor, tablet_id: int) -> list[RowSetInfo]:
