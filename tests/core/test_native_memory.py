@@ -105,7 +105,7 @@ class Tablet:
 def test_a_reader_that_forgets_its_tablets_while_it_reads() -> None:
     """The read set of a serializable transaction is told in Python, and others run meanwhile."""
     tablet, table = Tablet(), row_table()
-    reader = core.RowReader(table, None, (tablet.published, 1, tablet), 3, False, False)
+    reader = core.RowReader(table, None, (tablet.published, 1, tablet), 3, (), False)
     assert reader.get(5, SNAPSHOT, lambda id, key: reader.forget()) == ROW
     assert reader.get(5, SNAPSHOT) is NotImplemented
 
@@ -177,7 +177,8 @@ def calls() -> dict[str, Callable[[], Any]]:
     sections = [(1, id, section, 0, 0, None) for id in range(12)]
     check = core.RowCheck(table, lambda row: tuple(row.values()), False, True)
     tables = object()
-    reader = core.RowReader(table, tables, (tablet.published, 1, tablet), 3, False, False)
+    places = (0, 8, (b"\xff",)), (0, -1, 1)  # in the first range, and the one bucket
+    reader = core.RowReader(table, tables, (tablet.published, 1, tablet), 3, places, False)
     reader.confirm(tablet.epoch[0])
     ground = tables, {"t": reader}, clock, "_reader", "monotonic_micros"
 
@@ -261,7 +262,15 @@ def calls() -> dict[str, Callable[[], Any]]:
         finally:
             writer.close()
 
+    def messages() -> list[Any]:
+        columns = [b"v" * 300, None], [None, b"k"], [None, None], [7, 8], [1, 2], [None, (1, 2)]
+        found = core.messages(core.MessageFields, *columns, 3, "codec")
+        for each in found:
+            each._row = {"a": each.offset}
+        return [(m.raw, m.key, m.offset, m._row, m.nbytes, m.txn_id, m.codec) for m in found]
+
     return {
+        "messages of columns": messages,
         "row of a dict": lambda: table.row(ROW),
         "row of a tuple": lambda: table.row(values),
         "bytes of values": lambda: table.values(values),

@@ -292,3 +292,71 @@ def test_markers_between_looks_leave_no_rows(
         assert rows <= 1
         end = client.topic("large").end_offsets()[0]
         assert sub.committed()[0] >= end - 2
+
+
+# -- what is not to be delivered -------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["offset", "commit"])
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_messages_that_are_acknowledged_before_they_are_read(
+    client: txnkv.Client, topic: txnkv.Topic, order: Any, at_once: int
+) -> None:
+    """One by one, some of them in a transaction that is open, or is rolled back."""
+    early = client.new_transaction()
+    early.send(topic, "0", partition=0)
+    early.serialize()  # it has its offset from here on
+    send(client, *range(1, 10), partition=0)
+    sub = topic.subscribe("s", order=order)
+    early.commit()
+    places = {message.value: message.id for message in _all(topic)}
+    txn = client.new_transaction()
+    txn.ack(sub, [places[b"0"], places[b"4"]])
+    sub.ack(places[b"7"])
+    order_of = list(map(str, [*range(1, 10), 0] if order == "commit" else range(10)))
+    given: list[str] = []
+    while some := received(sub, at_once):
+        given += some
+    assert given == [value for value in order_of if value not in "047"]
+    txn.rollback()
+    assert received(sub, 10) == ["0", "4"]
+
+
+def test_messages_below_a_cumulative_ack(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    """Of an open transaction: nobody is given them while it is open."""
+    send(client, *range(8), partition=0)
+    sub = topic.subscribe("s")
+    places = [message.id for message in _all(topic)]
+    txn = client.new_transaction()
+    txn.ack_cumulative(sub, places[4])
+    assert received(sub, 2) == ["5", "6"]
+    txn.rollback()
+    assert received(sub, 10) == ["0", "1", "2", "3", "4", "7"]
+
+
+def test_what_an_attempt_has_acknowledged_waits_for_the_run(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    """It is the run's, whose next attempt takes it again, and not given to others in between."""
+    send(client, *range(3), partition=0)
+    sub = topic.subscribe("s")
+    message = sub.receive(timeout=0)
+    assert message is not None
+    seen: list[list[str]] = []
+
+    def attempt(txn: txnkv.Transaction) -> None:
+        if seen:
+            seen.append(received(sub, 1))
+        txn.ack(sub, message)
+        if not seen:
+            seen.append([])
+            raise txnkv.TransactionConflictError("once more")
+
+    client.run(attempt)
+    assert seen == [[], ["1"]]
+    assert received(sub, 5) == ["2"]
+
+
+def _all(topic: txnkv.Topic) -> list[txnkv.Message]:
+    with topic.consumer() as consumer:
+        return sorted(consumer.poll(max_messages=100, timeout=0), key=lambda message: message.id)
