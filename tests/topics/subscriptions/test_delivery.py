@@ -337,15 +337,15 @@ def test_messages_below_a_cumulative_ack(client: txnkv.Client, topic: txnkv.Topi
 def test_what_an_attempt_has_acknowledged_waits_for_the_run(
     client: txnkv.Client, topic: txnkv.Topic
 ) -> None:
-    """It is the run's, whose next attempt takes it again, and not given to others in between."""
+    """It is the run's, whose next attempt takes it again: it is not given again in between."""
     send(client, *range(3), partition=0)
     sub = topic.subscribe("s")
-    message = sub.receive(timeout=0)
-    assert message is not None
+    message = take(sub)
     seen: list[list[str]] = []
 
     def attempt(txn: txnkv.Transaction) -> None:
         if seen:
+            sub.nack(message)
             seen.append(received(sub, 1))
         txn.ack(sub, message)
         if not seen:
