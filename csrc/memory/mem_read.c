@@ -100,10 +100,11 @@ enum { RUN = 8 /* versions that are passed one by one, before a search is cheape
  * that are newer than `stamp`, once that is worth a search. */
 static const mem_node_t *pass(const mem_row_set_t *set, const mem_node_t *node, uint64_t stamp,
                               uint32_t passed) {
-    if (passed % RUN != 0) return mem_next(node->next, 0);
+    const mem_node_t *next = mem_next(node->next, 0);
+    if (passed % RUN != 0 || next == NULL || !same_key(&node->entry, &next->entry)) return next;
     const mem_probe_t probe = mem_probe(mem_key(&node->entry), stamp);
     const mem_node_t *found = mem_seek(set, &probe);
-    return found == node ? mem_next(node->next, 0) : found;
+    return found == node ? next : found;
 }
 
 uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,

@@ -15,9 +15,24 @@ typedef struct {
     long long micros, partition, offset, redelivery_count, lease_end;
 } message_t;
 
-static message_t *message_make(PyTypeObject *type, allocfunc alloc) {
+/* 1: its messages have fields of no subclass, which may refer to anything; -1: an error is set. */
+static int is_bare(PyTypeObject *type) {
+    static const char *const names[] = {"__basicsize__", "__dictoffset__"};
+    const Py_ssize_t wanted[] = {sizeof(message_t), 0};
+    for (int i = 0; i < 2; i++) {
+        PyObject *given = PyObject_GetAttrString((PyObject *)type, names[i]);
+        if (given == NULL) return -1;
+        const Py_ssize_t size = PyLong_AsSsize_t(given);
+        Py_DECREF(given);
+        if (size == -1 && PyErr_Occurred() != NULL) return -1;
+        if (size != wanted[i]) return 0;
+    }
+    return 1;
+}
+
+static message_t *message_make(PyTypeObject *type, allocfunc alloc, int bare) {
     message_t *made = (message_t *)alloc(type, 0);
-    if (made != NULL) PyObject_GC_UnTrack(made);
+    if (made != NULL && bare != 0) PyObject_GC_UnTrack(made);
     return made;
 }
 
@@ -36,7 +51,9 @@ static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                                      &micros, &partition, &offset, &txn_id, &codec)) {
         return NULL;
     }
-    message_t *made = message_make(type, (allocfunc)PyType_GetSlot(type, Py_tp_alloc));
+    const int bare = is_bare(type);
+    if (bare < 0) return NULL;
+    message_t *made = message_make(type, (allocfunc)PyType_GetSlot(type, Py_tp_alloc), bare);
     if (made == NULL) return NULL;
     made->raw = kept(raw);
     made->key = kept(key);
@@ -140,12 +157,13 @@ PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     PyObject *const *columns = args + 1;
     const long long partition = PyLong_AsLongLong(args[COLUMNS + 1]);
     if (partition == -1 && PyErr_Occurred() != NULL) return NULL;
-    const Py_ssize_t count = PyList_Size(columns[VALUES]);
+    const int bare = is_bare(type);
+    const Py_ssize_t count = bare < 0 ? -1 : PyList_Size(columns[VALUES]);
     PyObject *list = count < 0 ? NULL : PyList_New(count);
     if (list == NULL) return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     for (Py_ssize_t i = 0; i < count; i++) {
-        message_t *made = message_make(type, alloc);
+        message_t *made = message_make(type, alloc, bare);
         if (made == NULL || PyList_SetItem(list, i, (PyObject *)made) < 0 ||
             message_fill(made, columns, i) < 0) {
             Py_DECREF(list);

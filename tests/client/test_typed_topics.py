@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -327,10 +330,29 @@ def test_a_message_survives_pickling(client: txnkv.Client, topic: txnkv.Topic) -
     with client.transaction() as txn:
         txn.send(topic, ROWS[0], key=b"k", headers={"a": b"b"})
     (message,) = read(topic)
-    copy = pickle.loads(pickle.dumps(message))
-    assert copy == message
-    assert copy.value == ROWS[0]
-    assert (copy.id, copy.headers, copy.txn_id) == (message.id, message.headers, message.txn_id)
+    twin = pickle.loads(pickle.dumps(message))
+    assert twin == message
+    assert twin.value == ROWS[0]
+    assert (twin.id, twin.headers, twin.txn_id) == (message.id, message.headers, message.txn_id)
+
+
+class Noted(txnkv.Message):
+    """A message with something that is its user's."""
+
+    note: Any
+
+
+def test_a_message_of_a_subclass_is_collected_and_copied() -> None:
+    died: list[int] = []
+    message = Noted(b"value", None, None, 5, 0, 7, None)
+    message.note = {"of": "mine"}
+    twin = copy.copy(message)
+    assert (twin, twin.note) == (message, message.note)
+    message.note = [message]
+    weakref.finalize(message, died.append, 1)
+    del message
+    gc.collect()
+    assert died == [1]
 
 
 def test_a_follower_takes_the_schema_over(

@@ -148,6 +148,14 @@ class RowWriter:
         self.lone = None if self._place is not None else self.tablets[0]
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Return True where C makes bytes of all values by itself."""
+        kinds = [column.type for column in self.schema.columns.values()]
+        plain = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+        texts = pa.types.is_string, pa.types.is_binary
+        return all(any(is_one(kind) for is_one in (*plain, *texts)) for kind in kinds)
+
+    @cached_property
     def indexes(self) -> Sequence[TableIndex]:
         """The indexes that are written with each row.
 

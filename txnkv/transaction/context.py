@@ -336,7 +336,7 @@ class TxnContext:
             now = self.instance.engine.row_writer(self.table_at_begin(writer.table))
             writer, rows = now, now.adapted(rows, op, writer)
         singly = len(rows) > 1 and writer.counts_singly(op)
-        if singly or len(rows) <= write_buffer.few_rows(writer):
+        if singly or len(rows) <= write_buffer.few_rows(writer, self.reads):
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
-from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
-from txnkv.tables.read.predicate import KeyRange, is_ordered_by_python
+from txnkv.tables.read.predicate import KeyRange, by_key
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
@@ -46,6 +45,9 @@ from txnkv.tables.tablets import (
 
 _SAMPLED: Final = 16
 """One of so many rows is looked at for its size."""
+
+_FEW_DEAR: Final = 256
+"""Entries of an index whose rows are looked up one by one, where that is dear or many may come."""
 
 _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
@@ -183,7 +185,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         if rows is not None and not is_range:
             rows = filter.among(rows)
             if asked.ordered or limit is not None:
-                rows = _by_key(asked.table.schema, rows)
+                rows = by_key(asked.table.schema, rows)
     except (CorruptionError, core.CoreError, OverflowError, TypeError, ValueError):
         # What is damaged may be the index, or a column that nobody asks for; and Python has no
         # names for some instants, nor compares them.
@@ -206,14 +208,18 @@ def _few_by_key(
     writer = tables.row_writer(asked.table)
     tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
     schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
+    is_open = False
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := rows_of.beginning(first)) is not None:
-        ranges = [beginning]
+        ranges, is_open = [beginning], beginning[1] is None
     else:
         of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
         ranges = [each for each in of_keys if not each.empty]
+        is_open = any(None in each for each in ranges)
     if most == 0 or not ranges:
         return None  # a plan has nothing to read either
+    if is_open and most == core.FEW and not scan.are_slim(asked, tablets[0], view):
+        return None
     rows: list[dict[str, Any]] = []
     for tablet in tablets:
         for low, high in ranges:
@@ -223,15 +229,7 @@ def _few_by_key(
             if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found
-    return _by_key(schema, rows) if several else rows
-
-
-def _by_key(schema: Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Rows in the order of their keys; None where that is another one than Python's."""
-    key = schema.primary_key
-    if len(rows) < 2 or all(is_ordered_by_python(schema.columns[name].type) for name in key):
-        return sorted(rows, key=itemgetter(*key))
-    return None
+    return by_key(schema, rows) if several else rows
 
 
 def _few_by_index(
@@ -246,6 +244,9 @@ def _few_by_index(
         exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
         most = min(asked.limit or core.FEW, core.FEW) if exact else core.FEW  # by the row's key
         entries = _entries(tables, view, index, ranges, most)
+        dear = view.own is not None or any(None in each for each in ranges)
+        if entries is not None and dear and len(entries) > _FEW_DEAR:
+            continue
         if entries is not None and (least is None or len(entries) < len(least[1])):
             least = index, entries
         if view.reads is not None:

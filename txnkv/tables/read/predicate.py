@@ -158,8 +158,15 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
     return not above
 
 
-def is_ordered_by_python(kind: pa.DataType) -> bool:
-    """Return True where values of a type are ordered as their encoded keys are."""
+def by_key(schema: Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Rows in the order of their keys; None where that is another one than Python's."""
+    key = schema.primary_key
+    if len(rows) < 2 or all(_is_ordered_by_python(schema.columns[name].type) for name in key):
+        return sorted(rows, key=operator.itemgetter(*key))
+    return None
+
+
+def _is_ordered_by_python(kind: pa.DataType) -> bool:
     is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
     return bool(is_text or pa.types.is_integer(kind) or pa.types.is_date32(kind))
 

@@ -428,6 +428,22 @@ def plan(
     return Plan(asked.columns, filter, found, asked.schema, pins, asked.ordered, asked.limit)
 
 
+_SLIM: Final = 16
+_SLIM_BYTES: Final = 400
+"""So many columns, and bytes on average with what memory takes to find it, has a slim row."""
+
+
+def are_slim(asked: Request, tablet: Tablet, view: ReadView) -> bool:
+    """Return True where rows of a range that is open may be read whole, though they may be many."""
+    columns = asked.table.schema.columns
+    if not asked.filter.shape.is_key_range or len(columns) > min(_SLIM, 2 * len(asked.columns)):
+        return False
+    state = tablet.state(view.snapshot)
+    count = state.memory.n + sum(info.rows for info in state.infos)
+    size = state.memory.nbytes + sum(info.size for info in state.infos)
+    return bool(size <= _SLIM_BYTES * count)
+
+
 # -- by an index -----------------------------------------------------------------------
 
 _MOST_ENTRIES: Final = 1 << 16

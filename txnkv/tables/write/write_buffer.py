@@ -57,8 +57,11 @@ MAX_BYTES: Final = 1 << 20
 FEW_ROWS: Final = 500
 """So many rows of a kind are written one by one in C; more go through arrays."""
 
+_DEAR_ROWS: Final = 100
+"""The same of rows with values that C asks Python about: instants, decimals, lists."""
+
 _SLOW_ROWS: Final = 12
-"""The same of rows that Python writes: of a table with indexes, of types that C does not know."""
+"""The same where Python has to do with each row, as of a table with indexes."""
 
 _INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
@@ -142,8 +145,8 @@ class SmallWrites(core.Writes):
         *,
         counted: bool = True,
     ) -> None:
-        """Take an operation on a few checked rows, one after the other; together what is behind
-        the first ones that C has left to Python.
+        """Take an operation on a few checked rows, one after the other; together where C leaves
+        more than a few of them to Python.
 
         After an error nothing of it counts.
 
@@ -156,40 +159,50 @@ class SmallWrites(core.Writes):
                 rows are written without a look at what is there.
         """
         self._before = self.statements
-        rule, simple = RULES[op], not writer.indexes
-        puts = simple and op == "upsert" and not counted
-        native, reader = PUT if puts else NATIVE[op], writer.reader
-        written: list[Written] = []
-        slow = 0
         try:
-            for at, values in enumerate(rows):
-                what = self.write(reader, native, values) if simple else 0
-                if what:
-                    written.append(what)
-                    continue
-                slow += simple
-                if slow > _SLOW_ROWS:
-                    for batch in writer.to_batches(op, rows[at:]):
-                        self.apply_batch(writer.table, op, batch, outcome)
-                    break
-                if puts and MISSING not in values:
-                    self.replaces = True  # perhaps
-                    key, row = writer.rows.values(values)
-                    self._put(writer.tablet_of(values, key), key, row)
-                    continue
-                error = self._apply(writer, rule, values, outcome)
-                if error is None:
-                    continue
-                if rule.ignores:
-                    outcome.ignored += 1
-                    continue
-                refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
-                outcome.add(Outcome(errors=[refused], refused=1))
+            made = self._one_by_one(writer, op, rows, counted=counted)
+            if made is None:
+                self._undo(self._before)
+                made = Outcome()
+                for batch in writer.to_batches(op, rows):
+                    self.apply_batch(writer.table, op, batch, made)
         except BaseException:
             self._undo(self._before)
             raise
+        outcome.add(made)
+
+    def _one_by_one(
+        self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool
+    ) -> Outcome | None:
+        """The same; None where C has left too many of them to Python, which began with those."""
+        rule, simple = RULES[op], not writer.indexes
+        puts = simple and op == "upsert" and not counted
+        native, reader = PUT if puts else NATIVE[op], writer.reader
+        made, written, slow = Outcome(), list[Written](), 0
+        for values in rows:
+            what = self.write(reader, native, values) if simple else 0
+            if what:
+                written.append(what)
+                continue
+            slow += simple
+            if slow > _SLOW_ROWS:
+                return None
+            if puts and MISSING not in values:
+                self.replaces = True  # perhaps
+                key, row = writer.rows.values(values)
+                self._put(writer.tablet_of(values, key), key, row)
+                continue
+            error = self._apply(writer, rule, values, made)
+            if error is None:
+                continue
+            if rule.ignores:
+                made.ignored += 1
+                continue
+            refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
+            made.add(Outcome(errors=[refused], refused=1))
         if counted and written:
-            outcome.add(outcome_of(written))
+            made.add(outcome_of(written))
+        return made
 
     def take(self, writer: RowWriter, op: str, values: Values) -> Written:
         """Take one checked row, unless it is one of many of a kind.
@@ -353,9 +366,11 @@ class SmallWrites(core.Writes):
         ]
 
 
-def few_rows(writer: RowWriter) -> int:
+def few_rows(writer: RowWriter, reads: ReadSet | None) -> int:
     """Return how many rows of one kind are better written one by one."""
-    return min(FEW_ROWS, _SLOW_ROWS) if writer.indexes else FEW_ROWS
+    if writer.indexes or reads is not None:
+        return min(FEW_ROWS, _SLOW_ROWS)
+    return FEW_ROWS if writer.is_plain else min(FEW_ROWS, _DEAR_ROWS)
 
 
 def is_small(batch: pa.RecordBatch) -> bool:

@@ -90,7 +90,8 @@ class Message(MessageFields):
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.raw, self.key, self._headers, self._micros)
         place = (self.partition, self.offset, self.txn_id, self.codec)
-        return _remade, (type(self), fields + place, self.redelivery_count)
+        more = getattr(self, "__dict__", None)  # of a subclass
+        return _remade, (type(self), fields + place, self.redelivery_count), more
 
     @property
     def value(self) -> Any:
