@@ -214,11 +214,12 @@ class Exclusive:
         with self.lock:
             if first < self._position(partition_id):
                 return first
-            found = [self.cursors[partition_id].first_in(first, last)]
+            found = self.cursors[partition_id].first_in(first, last)
             for held in (self.pending, self._foreign, *self._holds.values()):
-                if partition_id in held:
-                    found.append(held[partition_id].first_in(first, last))
-            return min((one for one in found if one is not None), default=None)
+                at = held[partition_id].first_in(first, last) if partition_id in held else None
+                if at is not None and (found is None or at < found):
+                    found = at
+            return found
 
     def _position(self, partition_id: int) -> int:
         found = self._positions.get(partition_id)
