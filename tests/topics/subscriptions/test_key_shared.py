@@ -503,3 +503,21 @@ def test_parts_are_all_and_move_little(client: txnkv.Client, topic: txnkv.Topic)
             ]
             assert len(changed) <= 1
         assert part_of(found, Place(901, 0, 0)) == range(0)
+
+
+def test_many_that_are_done_with_keep_nobody_from_what_is_behind(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    """More of them than are read ahead: who comes later reads on until there is something."""
+    undone = client.new_transaction()
+    undone.send(topic, "undone", partition=0)
+    undone.serialize()
+    undone.rollback()  # what it sent is a gap, and keeps the cursor
+    with client.transaction() as txn:
+        for n in range(3500):
+            txn.send(topic, str(n), key=str(n), partition=0)
+    with topic.consumer() as consumer:
+        ids = [message.id for message in consumer.poll(max_messages=5000, timeout=0)]
+    sub = topic.subscribe("s", "key_shared")
+    sub.ack(ids[:3495])
+    assert [message.id for message in sub.receive_many(100, timeout=0)] == ids[3495:]

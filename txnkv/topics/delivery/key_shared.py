@@ -253,14 +253,16 @@ class KeySharedReader(LeaseReader):
 
     def _claim(self, most: int, dead: bool) -> bool:
         """See `LeaseReader`. Nothing is written when there is nothing to claim."""
+        before = sum(map(len, self._waiting.values()))
         with self._store.status.read(durable=False) as cur:
             self._next_due, self._next_delayed = self._due(cur)
             some = not self._anew and (self._next_due == 0 or self._can_claim(cur))
+        more = False
         if not self._anew and (dead or some):
             more = super()._claim(most, dead)
             self._waiting |= self._left
-            return more or self._anew
-        return self._anew
+        # Where some that others did with were dropped, there is room to read on.
+        return more or self._anew or sum(map(len, self._waiting.values())) < before
 
     def _free_dead(self, cur: apsw.Cursor) -> None:
         super()._free_dead(cur)
