@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 
 
 def test_run_returns_the_result(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -36,6 +37,37 @@ def test_run_tries_again_what_is_retriable(client: txnkv.Client, table: txnkv.Ta
     assert len({txn.age for txn in attempts}) == 1  # it keeps its age
     assert len({txn.snapshot for txn in attempts}) == 3
     assert table.count() == 3
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "tries"),
+    [(txnkv.TransactionLockedError, 2), (txnkv.TransactionConflictError, 2), (None, 1)],
+)
+def test_run_tries_again_what_others_have_ended(
+    client: txnkv.Client, table: txnkv.Table, ended_by: Any, tries: int
+) -> None:
+    """By its token, where that had to give way: a flush finds it over."""
+    tried: list[txnkv.TxnId] = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        tried.append(txn.id)
+        txn.insert(table, (len(tried), None))
+        txn.serialize()
+        if len(tried) == 1:
+            others = internals.coordinator(client).orchestrator
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(others.start_abort, txn.id.local, "gave way", ended_by).result()
+                pool.submit(others.finish, txn.id.local).result()
+        txn.insert(table, (9, None))
+        txn.flush()
+
+    if tries == 1:
+        with pytest.raises(txnkv.InvalidTxnStateError, match="gave way"):
+            client.run(work)
+    else:
+        client.run(work)
+        assert sorted(row["id"] for row in table.scan()) == [2, 9]
+    assert len(tried) == tries
 
 
 def test_run_gives_up_after_its_attempts(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 
 import apsw
 
+from txnkv import errors
 from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
@@ -233,11 +234,15 @@ _ENDED_BY: Final[Mapping[str, type[InvalidTxnStateError]]] = {
 
 
 def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
-    """Return the error for a transaction that is over, of the class that says what ended it."""
-    return _ENDED_BY.get(row.error or "", InvalidTxnStateError)(
+    """Return the error for a transaction that is over, of the class that says what ended it;
+    retriable, if what ended it is.
+    """
+    made = _ENDED_BY.get(row.error or "", InvalidTxnStateError)(
         f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
         "Begin a new transaction"
     )
+    made.retriable = bool(getattr(getattr(errors, row.error or "", None), "retriable", False))
+    return made
 
 
 def select(cur: apsw.Cursor, states: Iterable[TxnState] | None = None) -> list[TxnRow]:

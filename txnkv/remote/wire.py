@@ -403,6 +403,8 @@ def _told(error: BaseException) -> Tagged:
         more["txn_id"] = int(error.txn_id)
     elif isinstance(error, OSError) and error.errno is not None:
         more["os"] = [error.errno, error.strerror]
+    if isinstance(error, TxnkvError) and error.retriable != type(error).retriable:
+        more["retriable"] = error.retriable
     return ["e", [name, text, more]]
 
 
@@ -536,6 +538,8 @@ def _error(name: str, text: str, more: dict[str, Any]) -> Exception:
         made = ValueError(text)
     else:
         made = kind(text)
+    if isinstance(made, TxnkvError) and "retriable" in more:
+        made.retriable = bool(more["retriable"])
     for note in more["notes"]:
         made.add_note(str(note))
     return made
