@@ -97,21 +97,22 @@ def native_writer(connection: apsw.Connection, words: SharedWords) -> SqliteWrit
     Raises:
         NotSupportedError: apsw has an SQLite that loads no extensions.
     """
+    return SqliteWriter(connection, sqlite_api(_load), words, CHANGE, PENDING, COMMITTED)
 
-    def load(path: str, entry: str) -> None:
-        if "OMIT_LOAD_EXTENSION" in apsw.compile_options:
-            raise NotSupportedError(
-                "apsw was built with an SQLite that loads no extensions, by which txnkv calls it: "
-                "install one of its wheels (pip install --only-binary apsw apsw)"
-            )
-        loader = apsw.Connection(":memory:")
-        try:
-            loader.enable_load_extension(True)
-            loader.load_extension(path, entry)
-        finally:
-            loader.close()
 
-    return SqliteWriter(connection, sqlite_api(load), words, CHANGE, PENDING, COMMITTED)
+def _load(path: str, entry: str) -> None:
+    """Have SQLite load an extension."""
+    if "OMIT_LOAD_EXTENSION" in apsw.compile_options:
+        raise NotSupportedError(
+            "apsw was built with an SQLite that loads no extensions, by which txnkv calls it: "
+            "install one of its wheels (pip install --only-binary apsw apsw)"
+        )
+    loader = apsw.Connection(":memory:")
+    try:
+        loader.enable_load_extension(True)
+        loader.load_extension(path, entry)
+    finally:
+        loader.close()
 
 
 def open_reader(path: Path, *, read_only: bool, cache_bytes: int) -> apsw.Connection:
