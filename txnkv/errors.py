@@ -50,7 +50,9 @@ class UnavailableError(RetriableError):
 
 
 class InvalidTxnStateError(TxnkvError):
-    """The transaction is in a state that does not admit what was asked."""
+    """The transaction is in a state that does not admit what was asked. Retriable where it was
+    aborted for something that is.
+    """
 
 
 class TxnNotFoundError(TxnkvError):

@@ -46,7 +46,7 @@ from txnkv.coordinator.ids import (
 from txnkv.coordinator.jobs import name_transaction
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease
 from txnkv.coordinator.maintenance import watch
-from txnkv.coordinator.orchestration import Participants, ending_error
+from txnkv.coordinator.orchestration import Participants
 from txnkv.coordinator.partition_locks import LOCK_TIMEOUT, Verdict
 from txnkv.coordinator.payload import Section, section_of
 from txnkv.coordinator.status_schema import one
@@ -55,6 +55,7 @@ from txnkv.coordinator.status_table import (
     PartIds,
     TxnRow,
     TxnState,
+    ending_error,
     late_by,
     past_timeout,
 )

@@ -28,7 +28,7 @@ from txnkv.coordinator.ids import (
 )
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.orchestration import Orchestrator, ending_error
+from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.partition_locks import LockAnswer, Verdict
 from txnkv.coordinator.status_schema import one, one_whole
 from txnkv.coordinator.status_table import PartIds, TxnRow, TxnState, past_timeout
@@ -369,7 +369,7 @@ class Coordinator:
                 )
             if past_timeout(row):
                 aborted = self.abort(row.txn_id, f"timed out: {holder}", TransactionTimedOutError)
-                raise ending_error(aborted, "write")
+                raise status_table.ending_error(aborted, "write")
             if time.monotonic() > give_up:
                 raise TransactionLockedError(
                     f"{holder}, which is younger, and did not end within {lock_timeout:g} s. "

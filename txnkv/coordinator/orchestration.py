@@ -46,13 +46,9 @@ from txnkv.coordinator.damage import EVERY, Damage
 from txnkv.coordinator.ids import Timestamp, TxnId, next_timestamp, reach
 from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
-    AckConflictError,
-    AlreadyAppliedError,
     CommitOutcomeUnknownError,
     CorruptionError,
     InvalidTxnStateError,
-    ProducerFencedError,
-    SchemaChangedError,
     StorageFullError,
     TransactionConflictError,
     TransactionLockedError,
@@ -159,26 +155,6 @@ declare_fault_point("abort.started", "the state is ABORT_IN_PROGRESS")
 declare_fault_point("abort.swept", "staged data is gone, the state is ABORT_IN_PROGRESS")
 declare_fault_point("abort.ended", "the state is ABORTED")
 
-_ERRORS: Mapping[str, type[TxnkvError]] = {
-    error.__name__: error
-    for error in (
-        AckConflictError,
-        AlreadyAppliedError,
-        CorruptionError,
-        ProducerFencedError,
-        SchemaChangedError,
-        TransactionConflictError,
-        TransactionLockedError,
-        TransactionTimedOutError,
-    )
-}
-
-
-def ending_error(row: TxnRow, what: str) -> TxnkvError:
-    """The error for who wanted to commit a transaction that was aborted."""
-    kind = _ERRORS.get(row.error or "", InvalidTxnStateError)
-    return kind(str(status_table.not_open(row, what)))
-
 
 class Orchestrator:
     """The moves of transactions, over the handlers of their participants.
@@ -213,10 +189,10 @@ class Orchestrator:
             if row.state.committing:
                 return row
             if row.state is not TxnState.OPEN:
-                raise ending_error(row, "commit")
+                raise status_table.ending_error(row, "commit")
             if past_timeout(row):
                 row = self.start_abort(txn_id, "timed out", TransactionTimedOutError)
-                raise ending_error(self.finish(row.txn_id), "commit")
+                raise status_table.ending_error(self.finish(row.txn_id), "commit")
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             if self._commit_alone(row, parts):
                 return self._row(txn_id)

@@ -23,13 +23,19 @@ from typing import Any, Final, TypeAlias
 
 import apsw
 
-from txnkv import errors
 from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
+    AckConflictError,
+    AlreadyAppliedError,
+    CorruptionError,
     InvalidTxnStateError,
     ProducerFencedError,
+    SchemaChangedError,
+    TransactionConflictError,
+    TransactionLockedError,
     TransactionTimedOutError,
+    TxnkvError,
     TxnNotFoundError,
 )
 from txnkv.storage import boot_id, clock
@@ -228,20 +234,37 @@ def get_open(cur: apsw.Cursor, txn_id: int, what: str) -> TxnRow:
     return row
 
 
-_ENDED_BY: Final[Mapping[str, type[InvalidTxnStateError]]] = {
-    each.__name__: each for each in (ProducerFencedError, TransactionTimedOutError)
+_ENDED_BY: Final[Mapping[str, type[TxnkvError]]] = {
+    each.__name__: each
+    for each in (
+        AckConflictError,
+        AlreadyAppliedError,
+        CorruptionError,
+        ProducerFencedError,
+        SchemaChangedError,
+        TransactionConflictError,
+        TransactionLockedError,
+        TransactionTimedOutError,
+    )
 }
 
 
+def ending_error(row: TxnRow, what: str) -> TxnkvError:
+    """Return the error for who wanted to commit a transaction that was aborted."""
+    return _ENDED_BY.get(row.error or "", InvalidTxnStateError)(str(not_open(row, what)))
+
+
 def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
-    """Return the error for a transaction that is over, of the class that says what ended it;
-    retriable, if what ended it is.
+    """Return the error for a transaction that is over, of the class that says what ended it, where
+    that is one of these; retriable, if what ended it is.
     """
-    made = _ENDED_BY.get(row.error or "", InvalidTxnStateError)(
+    ended_by = _ENDED_BY.get(row.error or "", InvalidTxnStateError)
+    kind = ended_by if issubclass(ended_by, InvalidTxnStateError) else InvalidTxnStateError
+    made = kind(
         f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
         "Begin a new transaction"
     )
-    made.retriable = bool(getattr(getattr(errors, row.error or "", None), "retriable", False))
+    made.retriable = ended_by.retriable
     return made
 
 

@@ -91,13 +91,11 @@ class StorePlace:
 def _for_spark(text: str) -> str:
     """Advice for who has no argument create, and may have given a relative path."""
     found, advised, _ = text.partition(". Check the path")
+    if not advised:
+        return text
     return (
-        found
-        if not advised
-        else (
-            f"{found}. Check option path: a relative one counts from where the Spark session was "
-            "begun. Spark makes no store: txnkv.connect(path) does, or txnkv init"
-        )
+        f"{found}. Check option path: a relative one counts from where the Spark session was "
+        "begun. Spark makes no store: txnkv.connect(path) does, or txnkv init"
     )
 
 

@@ -150,10 +150,9 @@ class RowWriter:
     @cached_property
     def is_plain(self) -> bool:
         """Return True where C makes bytes of all values by itself."""
-        kinds = [column.type for column in self.schema.columns.values()]
-        plain = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
-        texts = pa.types.is_string, pa.types.is_binary
-        return all(any(is_one(kind) for is_one in (*plain, *texts)) for kind in kinds)
+        of, kinds = pa.types, [column.type for column in self.schema.columns.values()]
+        plain = of.is_integer, of.is_floating, of.is_boolean, of.is_string, of.is_binary
+        return all(any(is_one(kind) for is_one in plain) for kind in kinds)
 
     @cached_property
     def indexes(self) -> Sequence[TableIndex]:

@@ -440,7 +440,7 @@ class TxnContext:
                 self._abort_on_conflict(error)
                 raise
             except (StorageFullError, UnavailableError):
-                self._unsure_acks += (call,) * (not again)
+                self._unsure_acks += (call,)
                 raise
             if again:
                 self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)

@@ -208,7 +208,6 @@ def _few_by_key(
     writer = tables.row_writer(asked.table)
     tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
     schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
-    is_open = False
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := rows_of.beginning(first)) is not None:
         ranges, is_open = [beginning], beginning[1] is None

@@ -55,7 +55,8 @@ _LAST: Final = 253_402_300_799_999_999
 """The last microsecond that a datetime has."""
 
 
-_new_tuple: Final = tuple.__new__  # that of a NamedTuple is a call of Python besides
+_new_tuple: Final = tuple.__new__
+"""That of a NamedTuple, without a call of Python besides."""
 
 
 class MessageId(NamedTuple):
