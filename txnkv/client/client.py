@@ -28,7 +28,7 @@ from txnkv.coordinator import (
 )
 from txnkv.errors import TableNotFoundError, TopicNotFoundError, require_number
 from txnkv.metrics import MetricsSnapshot
-from txnkv.storage import shielded
+from txnkv.storage import brief, shielded
 from txnkv.tables import History, PartitionBy, Partitioning, Schema, TableInfo, seconds_of
 from txnkv.topics import Buffer, Cleanup, Compression, TopicInfo, TopicOptions
 from txnkv.transaction import (
@@ -120,7 +120,7 @@ class Client(Connection, Closing):
         """
         return Table(self, self.table_info(name))
 
-    @shielded
+    @brief
     def tables(self) -> list[str]:
         """The names of all tables, sorted."""
         self.require_open()
@@ -295,7 +295,7 @@ class Client(Connection, Closing):
         found = self.topic(topic if isinstance(topic, str) else self.topic_info(topic).name)
         return GroupConsumer(self, found, group, **rest)
 
-    @shielded
+    @brief
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         self.require_open()
@@ -460,7 +460,7 @@ class Client(Connection, Closing):
 
     # -- reading -----------------------------------------------------------------------
 
-    @shielded
+    @brief
     def snapshot(self, at: Timestamp | datetime | None = None) -> Snapshot:
         """The store at one instant: the latest, or at a timestamp or aware datetime.
 

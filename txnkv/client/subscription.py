@@ -391,18 +391,21 @@ class Subscription(Closing):
         """
         self._acknowledge("ack_cumulative", message, txn)
 
-    @shielded
     def _acknowledge(self, how: str, message: Any, txn: Transaction | None) -> None:
         self._require_open()
-        if txn is not None:
-            if not isinstance(txn, Transaction):
-                raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
-            getattr(txn, how)(self, message)
+        if txn is None:
+            self._acknowledge_alone(message, cumulative=how == "ack_cumulative")
             return
+        if not isinstance(txn, Transaction):
+            raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
+        getattr(txn, how)(self, message)
+
+    @brief
+    def _acknowledge_alone(self, message: Acknowledged, *, cumulative: bool) -> None:
         instance, info, ids = self._connection.instance, self.info, message_ids(message)
 
         def write(context: TxnContext) -> Outcome:
-            context.acknowledge(info, ids, cumulative=how == "ack_cumulative")
+            context.acknowledge(info, ids, cumulative=cumulative)
             context.settle()
             return Outcome()
 

@@ -24,7 +24,6 @@ from txnkv.tables import (
     DiffRequest,
     History,
     Operation,
-    Outcome,
     ReadView,
     Schema,
     SchemaChange,
@@ -47,7 +46,6 @@ from txnkv.transaction import (
     Grid,
     Scan,
     Transaction,
-    TxnContext,
     WriteResult,
     write_alone,
 )
@@ -142,7 +140,7 @@ class Table(Closing):
         self._connection = connection
         self.info = info
         self._lock = new_lock()
-        self._row_ids: range = range(0)
+        self._row_ids = iter(range(0))
         self._reader: core.RowReader | None = None
 
     @property
@@ -480,17 +478,19 @@ class Table(Closing):
             back = txn.write(self, stream(False, whole), "upsert")
         return WriteResult(back.inserted - again, back.updated + again, gone.deleted)
 
-    @shielded
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
         self._connection.require_open()
+        found = next(self._row_ids, None)
+        return self._reserve_ids() if found is None else found
+
+    @shielded
+    def _reserve_ids(self) -> int:
         with self._lock:
-            if not self._row_ids:
+            if (found := next(self._row_ids, None)) is None:
                 with self._engine().store.status.write() as cur:
-                    first = table_catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
-                self._row_ids = range(first, first + _ROW_IDS)
-            found = self._row_ids[0]
-            self._row_ids = self._row_ids[1:]
+                    found = table_catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
+                self._row_ids = iter(range(found + 1, found + _ROW_IDS))
             return found
 
     # -- one row, in a transaction of its own ------------------------------------------
@@ -524,16 +524,16 @@ class Table(Closing):
         """Delete the row with this key, a scalar or a tuple, durably; raises as `update`."""
         self._write("delete", key)
 
-    @shielded
+    @brief
     def _write(self, op: Operation, row: Any) -> None:
         self._connection.require_writable()
         writer = self._connection.writer(self)
         values = [writer.checker[op].take(row)]
-
-        def write(context: TxnContext) -> Outcome:
-            return context.write_rows(writer, op, values, counted=False)
-
-        outcome = write_alone(self._connection.instance, write, again=True)
+        outcome = write_alone(
+            self._connection.instance,
+            lambda context: context.write_rows(writer, op, values, counted=False),
+            again=True,
+        )
         if outcome.refused:
             raise RowErrors(outcome.errors)
 

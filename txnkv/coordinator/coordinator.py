@@ -40,7 +40,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import Store, back_off, boot_id, brief, clock, shielded
+from txnkv.storage import Store, back_off, boot_id, brief, clock, lengthy, shielded
 
 KEEPALIVE_TIME: Final = 30.0
 
@@ -146,7 +146,7 @@ class Coordinator:
         """The latest snapshot: every commit at or below it is visible, none will be added."""
         return self.log.latest()
 
-    @shielded
+    @lengthy
     def snapshot_at(self, when: Timestamp) -> Timestamp:
         """A snapshot at `when`, which no later commit can change.
 

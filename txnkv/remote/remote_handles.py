@@ -99,7 +99,7 @@ class RemoteTable(RemoteHandle, Table):
         self.known: Schema = told["schema"]
         self.checker = RowChecker(self.known)
         self._lock = new_lock()
-        self._row_ids = range(0)
+        self._row_ids = iter(range(0))
 
     @property
     def id(self) -> int:
@@ -158,12 +158,10 @@ class RemoteTable(RemoteHandle, Table):
 
     def next_id(self) -> int:
         with self._lock:
-            if not self._row_ids:
-                first, last = self._call("next_ids", _ROW_IDS)
-                self._row_ids = range(first, last)
-            found = self._row_ids[0]
-            self._row_ids = self._row_ids[1:]
-            return found
+            if (found := next(self._row_ids, None)) is None:
+                found, last = self._call("next_ids", _ROW_IDS)
+                self._row_ids = iter(range(found + 1, last))
+            return int(found)
 
 
 def reader_of(handle: Any, name: str, *args: Any) -> pa.RecordBatchReader:

@@ -30,7 +30,7 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.log import gathered
-from txnkv.topics.messages import MessageId, Single, as_arrow, cut_messages, fit_batch, now_micros
+from txnkv.topics.messages import Single, as_arrow, cut_messages, fit_batch, now_micros
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
@@ -147,7 +147,12 @@ class Outbox:
         self._bytes += size + _MESSAGE_BYTES * messages.num_rows
 
     def acknowledge(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool, again: bool
+        self,
+        info: SubscriptionInfo,
+        ids: Sequence[tuple[int, int]],
+        *,
+        cumulative: bool,
+        again: bool,
     ) -> None:
         """Take acknowledgements; `again` when the same call failed before.
 

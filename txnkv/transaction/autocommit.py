@@ -36,7 +36,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import Contender, back_off, clock
+from txnkv.storage import Contender, back_off, clock, lengthy
 from txnkv.tables import Outcome, TableInfo, arrow_input, scan
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import commit_small, make_sure
@@ -56,7 +56,8 @@ EXPIRY_ROWS: Final = 100_000
 def write_alone(
     instance: Instance, write: Callable[[TxnContext], Outcome], *, again: bool
 ) -> Outcome:
-    """Write in a transaction of its own and commit it.
+    """Write in a transaction of its own and commit it. Called where no signal interrupts; where
+    little is written that is brief, and what waits for others is handed over.
 
     Args:
         instance: the store's.
@@ -71,19 +72,34 @@ def write_alone(
         What `write` raises; nothing was written then.
     """
     contender = Contender(instance.store.right_of_way)
+    if not contender.blocked:
+        try:
+            return _attempt(instance, write)
+        except TransactionConflictError as error:
+            if not again or not error.retriable:
+                raise
+        contender.lost()
+    return _contend(instance, write, contender, again)
+
+
+@lengthy
+def _contend(
+    instance: Instance, write: Callable[[TxnContext], Outcome], contender: Contender, again: bool
+) -> Outcome:
+    """Try it again and again, where others were first or have the right of way."""
     try:
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, _ATTEMPTS):
+            instance.coordinator.log.show_others()
+            if attempt > AT_ONCE:
+                time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
             contender.wait()
             contender.take()
             try:
                 return _attempt(instance, write)
             except TransactionConflictError as error:
-                if not again or not error.retriable or attempt == _ATTEMPTS:
+                if not again or not error.retriable or attempt == _ATTEMPTS - 1:
                     raise
             contender.lost()
-            instance.coordinator.log.show_others()
-            if attempt > AT_ONCE:
-                time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
     finally:
         contender.end()
     raise AssertionError("unreachable")
@@ -142,6 +158,7 @@ def _commit_small(context: TxnContext) -> bool:
         return True
 
 
+@lengthy
 def _commit_large(context: TxnContext) -> None:
     coordinator, txn_id = context.instance.coordinator, context.row.txn_id
 

@@ -50,11 +50,12 @@ from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local
+from txnkv.transaction.uncommitted import Flushable
 
 # -- small transactions ----------------------------------------------------------------
 
-_FEW: Final = 128
-"""Rows and messages that are flushed in no time."""
+_FEW: Final = 500
+"""Rows, messages and acks that are flushed in no time."""
 _SHORTEST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
 """Seconds between two tries to commit, while another transaction has a lock."""
@@ -72,10 +73,12 @@ def is_brief(context: TxnContext) -> bool:
         if not ending.acquire(blocking=False):
             return False
         ending.release()
-    for each in context.sessions:
-        if each.flush_mode != "manual" or each.waiting() > _FEW:
-            return False
-    return True
+    return all(map(flushes_soon, context.sessions))
+
+
+def flushes_soon(session: Flushable) -> bool:
+    """Tell whether a flush would soon end: little waits, and not for a thread."""
+    return session.flush_mode != "auto_background" and session.waiting() <= _FEW
 
 
 def commit_small(context: TxnContext) -> Timestamp | None:

@@ -353,7 +353,7 @@ def subscription_info(subscription: AnySubscription) -> SubscriptionInfo:
 
 def acks_of(
     connection: Connection, subscription: AnySubscription, message: Acknowledged
-) -> tuple[SubscriptionInfo, list[MessageId]]:
+) -> tuple[SubscriptionInfo, list[tuple[int, int]]]:
     """Return the subscription and the ids of what is acknowledged.
 
     Raises:
@@ -365,17 +365,17 @@ def acks_of(
     return found, message_ids(message)
 
 
-def message_ids(message: Acknowledged) -> list[MessageId]:
-    """The ids of messages, as `ack` and `nack` take them."""
+def message_ids(message: Acknowledged) -> list[tuple[int, int]]:
+    """Partitions and offsets of messages, as `ack` and `nack` take them."""
     if isinstance(message, Message):
-        return [message.id]
+        return [(message.partition, message.offset)]
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
-        found = []
+        found: list[tuple[int, int]] = []
         for one in message:
             if one.__class__ is Message:
-                found.append(one.id)
+                found.append((one.partition, one.offset))
             else:
                 found += message_ids(one)
         return found

@@ -68,7 +68,7 @@ from txnkv.tables import (
     timed_out,
     write_buffer,
 )
-from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
+from txnkv.topics import Hold, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local, LocalState
 from txnkv.transaction.uncommitted import Flushable, HeartOwner, Parts, SmallParts
@@ -118,7 +118,7 @@ class TxnContext:
     _fixed: Timestamp | None = None
     _storing = False
     _staged_sends: StagedSends | None = None
-    _unsure_acks: tuple[tuple[int, Sequence[MessageId], bool], ...] = ()
+    _unsure_acks: tuple[tuple[int, Sequence[tuple[int, int]], bool], ...] = ()
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class TxnContext:
         return self._staged_sends
 
     def acknowledge(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+        self, info: SubscriptionInfo, ids: Sequence[tuple[int, int]], *, cumulative: bool
     ) -> None:
         """Take acknowledgements of a subscription.
 

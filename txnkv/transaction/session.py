@@ -18,12 +18,12 @@ from txnkv.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import new_rlock, shielded, shielded_unless
+from txnkv.storage import brief, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, arrow_input, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import one_of
-from txnkv.transaction.commit_protocols import is_brief
+from txnkv.transaction.commit_protocols import flushes_soon, is_brief
 from txnkv.transaction.connection import (
     INHERITED,
     Acknowledged,
@@ -42,7 +42,6 @@ from txnkv.transaction.session_buffer import (
     ErrorBuffer,
     Lot,
     Room,
-    Run,
     SessionRows,
     Unsure,
     WriteResult,
@@ -86,16 +85,14 @@ class Session(Closing):
         buffer_bytes: int | None,
         rows: SessionRows | None = None,
     ) -> None:
-        if flush_mode not in FLUSH_MODES:
-            one_of("flush_mode", flush_mode, FLUSH_MODES)
+        one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
         self._sent, self._closed = 0, False
         # What `send_batch` failed with and has taken, and how many messages it is.
         self._unsent: tuple[Any, int] | None = None
-        self._connection = connection
-        self._context, self._mode = context, flush_mode
+        self._connection, self._context, self._mode = connection, context, flush_mode
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._flushed = Outcome()
@@ -378,7 +375,7 @@ class Session(Closing):
             self._rows.acknowledge(self._connection, self._context, to, message, cumulative)
         self._after_call()
 
-    @shielded
+    @brief
     def _keep_acks(self, to: AnySubscription, message: Acknowledged, *, cumulative: bool) -> None:
         info, ids = acks_of(self._connection, to, message)
         refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
@@ -386,7 +383,7 @@ class Session(Closing):
 
     # -- flush -------------------------------------------------------------------------
 
-    @shielded
+    @shielded_unless(lambda self: self._is_brief)
     def flush(self) -> WriteResult:
         """Write the rows and send the messages that wait.
 
@@ -394,12 +391,9 @@ class Session(Closing):
             RowErrors: some were refused, in this flush or in the background since the last
                 one; the other rows stand.
         """
-        self._wait_for_background()
-        if self.has_pending:
-            self._connection.require_open()
-        outcome = self._flush_all()
+        self._before_flush()
+        outcome, self._unsent = self._flush_all(), None
         sent, acked, self._sent, self._rows.acked = self._sent, self._rows.acked, 0, 0
-        self._unsent = None
         return replace(self._errors.result(outcome), sent=sent, acked=acked)
 
     def pending_errors(self) -> list[RowError]:
@@ -425,7 +419,7 @@ class Session(Closing):
     def flush_mode(self, mode: FlushMode) -> None:
         self._require_open("change the flush mode")
         one_of("flush_mode", mode, FLUSH_MODES)
-        self._wait_for_background()
+        self._before_flush()
         if self.has_pending:
             raise InvalidTxnStateError(
                 f"cannot change the flush mode from {self._mode} to {mode}: rows or messages wait. "
@@ -437,16 +431,14 @@ class Session(Closing):
     @property
     def has_pending(self) -> bool:
         """Rows or messages wait to be flushed."""
-        if self._rows or self._acks or self._unsure is not None or self._sending.pending:
-            return True
-        return self._context is not None and self._context.unsettled
+        waits, context = self._acks or self._unsure is not None, self._context
+        return bool(waits or self._rows or self._sending.pending or (context and context.unsettled))
 
-    @shielded_unless(lambda self: self._context is not None and is_brief(self._context))
+    @shielded_unless(lambda self: self._is_brief)
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        self._wait_for_background()
+        self._before_flush()
         if self.has_pending:
-            self._connection.require_open()
             self._errors.keep(self._flush_all(counted=False))
         self._errors.tell()
 
@@ -456,7 +448,8 @@ class Session(Closing):
 
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""
-        self._take_runs()
+        with self._lock:
+            self._rows.take()
         self._short = NO_SHORT_CUT
         self._sending.discard()
         self._acks = []
@@ -477,7 +470,7 @@ class Session(Closing):
         self._rows.table = None
         self._short = NO_SHORT_CUT
 
-    @shielded
+    @shielded_unless(lambda self: self._closed or self._is_brief)
     def close(self) -> None:
         """Flush and close.
 
@@ -504,6 +497,10 @@ class Session(Closing):
         """Return the number of rows, messages and acks that wait."""
         return len(self._rows) + len(self._acks) + len(self._sending)
 
+    @property
+    def _is_brief(self) -> bool:
+        return flushes_soon(self) if self._context is None else is_brief(self._context)
+
     def flush_untold(self) -> None:
         """Flush; what is refused is told at the next flush."""
         self._errors.keep(self._flush_all())
@@ -517,13 +514,11 @@ class Session(Closing):
         if self._context is not None:
             self._context.require_open(what)
 
-    def _wait_for_background(self) -> None:
+    def _before_flush(self) -> None:
         if self._background is not None:
             self._background.wait()
-
-    def _take_runs(self) -> list[Run]:
-        with self._lock:
-            return self._rows.take()
+        if self.has_pending:
+            self._connection.require_open()
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
         context = self._context
@@ -554,8 +549,8 @@ class Session(Closing):
         what is of a table or topic that is gone.
         """
         self._ask_about_the_last()
-        runs, parcels = self._take_runs(), self._sending.take()
         with self._lock:
+            runs, parcels = self._rows.take(), self._sending.take()
             acks, self._acks = self._acks, []
         if (lot := Lot(runs, parcels, acks)).is_empty:
             return

@@ -27,7 +27,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import shielded_unless
 from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, nothing, write_buffer
-from txnkv.topics import MessageId, SubscriptionInfo
+from txnkv.topics import SubscriptionInfo
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -42,8 +42,9 @@ from txnkv.transaction.send_buffer import Lone, Parcel
 BUFFER_BYTES: Final = 64 << 20
 """The default `buffer_bytes` of `new_session`."""
 
-Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]
+Acks: TypeAlias = tuple[SubscriptionInfo, list[tuple[int, int]], bool]
 """Acknowledged messages of a subscription; whether each with all before it."""
+
 
 _FEW: Final = 8
 _BACKGROUND_ROWS: Final = 8192

@@ -461,7 +461,6 @@ class Transaction(Closing):
         """The rows with these values in the columns of an index, as dicts; see `Table.get_by`."""
         return lookup.get_by(*self._before_read_of(table), columns, values)
 
-    @shielded
     def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         return lookup.get_many(*self._before_read_of(table), keys)

@@ -41,7 +41,7 @@ from txnkv.topics.delivery.redelivery import (
     read_range,
     share_of,
 )
-from txnkv.topics.messages import Message, MessageId, now_micros
+from txnkv.topics.messages import Message, now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_catalog import (
     DELAYED,
@@ -434,7 +434,7 @@ class LeaseReader(DeliveryReader):
 
     # -- giving back -------------------------------------------------------------------
 
-    def nack(self, ids: Sequence[MessageId], delay: float) -> None:
+    def nack(self, ids: Sequence[tuple[int, int]], delay: float) -> None:
         """Deliver these again, after a delay in seconds; what is not leased here is left alone."""
         until = clock.monotonic_micros() + int(delay * 1e6)
         partitions = self._info.topic.partitions

@@ -41,7 +41,6 @@ from txnkv.storage import (
 )
 from txnkv.topics import subscription_catalog
 from txnkv.topics.acks import Acked, Exclusive, Held, Hold, Holder, ack_rows
-from txnkv.topics.messages import MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import bounds
 from txnkv.topics.subscription_catalog import MANY, SubscriptionInfo
@@ -126,7 +125,12 @@ class TransactionAcks:
     # -- acknowledging -----------------------------------------------------------------
 
     def add(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool, again: bool
+        self,
+        info: SubscriptionInfo,
+        ids: Sequence[tuple[int, int]],
+        *,
+        cumulative: bool,
+        again: bool,
     ) -> None:
         """Acknowledge these messages, or with `cumulative` each with all before it.
 
@@ -501,7 +505,7 @@ def _cover(state: Exclusive | None, info: SubscriptionInfo) -> None:
 
 
 def refuse(
-    topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+    topics: Topics, info: SubscriptionInfo, ids: Sequence[tuple[int, int]], *, cumulative: bool
 ) -> tuple[SubscriptionInfo, dict[int, list[int]]]:
     """Refuse acks that make no sense whatever others do.
 
@@ -541,7 +545,7 @@ def refuse(
 
 
 def _by_partition(
-    info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+    info: SubscriptionInfo, ids: Sequence[tuple[int, int]], *, cumulative: bool
 ) -> dict[int, list[int]]:
     """Offsets in order, by partition number; of a cumulative ack the highest."""
     if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
