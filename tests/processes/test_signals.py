@@ -15,6 +15,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -101,11 +102,18 @@ class World:
     def read_in_a_transaction(self) -> None:
         with self.client.transaction() as txn:
             assert txn.get("t", LARGE + 2) is not None
+            assert txn.get_many("t", [LARGE + 2, LARGE + 3]).num_rows == 2
 
     def commit(self) -> None:
         self.txn = txn = self.client.new_transaction()
         self._work(txn)
         txn.commit()
+
+    def upsert(self) -> None:
+        self.table.upsert((0, f"z{self.next}"))
+
+    def next_id(self) -> None:
+        assert self.table.next_id() > 0
 
     def commit_large(self) -> None:
         self.txn = txn = self.client.new_transaction()
@@ -225,6 +233,7 @@ OPERATIONS = [
     "get_memory", "get_disk", "get_many", "scan", "scan_short", "scan_by_key", "get_by",
     "get_by_in_a_transaction", "snapshot", "read_in_a_transaction", "commit", "commit_large",
     "with_block", "run", "flush", "receive", "poll", "fetch", "compact", "recall", "named",
+    "upsert", "next_id",
 ]  # fmt: skip
 
 
@@ -466,3 +475,46 @@ def test_ctrl_c_in_the_commit_of_a_run(client: txnkv.Client, until: Callable[...
     assert runs[0].commit() > 0
     assert [txn.state for txn in runs] == [txnkv.TxnState.COMMITTED]
     assert client.table("t").get(1) == {"id": 1, "v": "x"}
+
+
+def _commit(world: World, timeout: float | None = 60.0) -> None:
+    with world.client.transaction(timeout=timeout) as txn:
+        txn.upsert(world.table, (1, "x"))
+
+
+WAITING: dict[str, Callable[[World], object]] = {
+    "upsert": lambda world: world.table.upsert((1, "x")),
+    "upsert a large row": lambda world: world.table.upsert((1, "x" * (2 << 20))),
+    "ack": lambda world: world.subscription.ack(txnkv.MessageId(0, 0)),
+    "flush": lambda world: world.flush(),
+    "commit": _commit,
+    "commit without a timeout": lambda world: _commit(world, None),
+    "snapshot at a time": lambda world: world.client.snapshot(datetime.now(UTC)),
+}
+
+
+@pytest.mark.parametrize("call", WAITING)
+def test_ctrl_c_while_another_writes(world: World, call: str) -> None:
+    """It comes out of a call that waits, however short the call is when nobody is in the way."""
+    world.client.new_transaction().rollback()  # takes a range of ids
+    world.client.run(lambda txn: txn.send("m", b"0"))
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with internals.status(world.client).write():
+            held.set()
+            let_go.wait(60)
+        held.clear()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            WAITING[call](world)
+        assert held.is_set(), "it waited until the other was done"
+    finally:
+        let_go.set()
+        holder.join()
+    world.settle()

@@ -410,7 +410,7 @@ def test_a_python_that_cannot_put_handlers_off(monkeypatch: pytest.MonkeyPatch) 
         Handlers(1)
     for name in ("_put_off", "_let"):
         monkeypatch.setattr(threads, name, threads._run)
-    monkeypatch.setattr(threads, "_is_calm", bool)
+    monkeypatch.setattr(threads, "is_calm", bool)
     monkeypatch.setattr(threads, "is_exposed", threads._is_main)
     assert brief(threading.get_ident)() != threading.get_ident()
     here, there = brief(lambda: (threading.get_ident(), lengthy(threading.get_ident)()))()

@@ -14,7 +14,7 @@ from txnkv import core
 from txnkv.client.indexes import Index
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
-from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
+from txnkv.errors import ClosedError, HistoryExpiredError, TableNotFoundError
 from txnkv.storage import brief, new_lock, shielded
 from txnkv.tables import (
     OP,
@@ -47,7 +47,7 @@ from txnkv.transaction import (
     Scan,
     Transaction,
     WriteResult,
-    write_alone,
+    write_row,
 )
 
 T = TypeVar("T")
@@ -524,18 +524,10 @@ class Table(Closing):
         """Delete the row with this key, a scalar or a tuple, durably; raises as `update`."""
         self._write("delete", key)
 
-    @brief
     def _write(self, op: Operation, row: Any) -> None:
         self._connection.require_writable()
         writer = self._connection.writer(self)
-        values = [writer.checker[op].take(row)]
-        outcome = write_alone(
-            self._connection.instance,
-            lambda context: context.write_rows(writer, op, values, counted=False),
-            again=True,
-        )
-        if outcome.refused:
-            raise RowErrors(outcome.errors)
+        write_row(self._connection.instance, writer, op, writer.checker[op].take(row))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scan().__arrow_c_stream__(requested_schema)

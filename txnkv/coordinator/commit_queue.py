@@ -30,7 +30,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, new_baton, new_lock, patience
+from txnkv.storage import BusyError, clock, is_calm, new_baton, new_lock, patience
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
@@ -119,7 +119,7 @@ class CommitQueue:
 
     def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
         """Take a commit into the queue; where nobody leads, this thread does: it has ended then,
-        but for one that has a deadline and finds the write lock taken.
+        but for one that finds the write lock taken, and has a deadline or is to be brief.
         """
         waiting = CommitRequest(commit, None)
         with self._mutex:
@@ -128,7 +128,7 @@ class CommitQueue:
             self._queue.append(waiting)
             waiting.leads, self._leading = not self._leading, True
         if waiting.leads:
-            self._lead(wait=deadline is None)
+            self._lead(wait=deadline is None and not is_calm())
         return waiting
 
     def lead(self) -> bool:

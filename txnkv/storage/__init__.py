@@ -82,6 +82,7 @@ from txnkv.storage.threads import (
     brief,
     caller,
     go_on,
+    is_calm,
     lengthy,
     settle_dropped,
     shielded,

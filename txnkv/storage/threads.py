@@ -210,7 +210,8 @@ _handlers: Final = _known_handlers()
 is_exposed: Final = _is_main if _handlers is None else _handlers.here
 _put_off: Final = _run if _handlers is None else _handlers.put_off
 _let: Final = _run if _handlers is None else _handlers.let
-_is_calm: Final[Callable[[], bool]] = bool if _handlers is None else _handlers.calm
+is_calm: Final[Callable[[], bool]] = bool if _handlers is None else _handlers.calm
+"""Tells whether a brief call of this thread lasts, in which no handler runs."""
 
 
 def shielded(fn: Callable[P, T]) -> Callable[P, T]:
@@ -258,7 +259,7 @@ def lengthy(fn: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not _is_calm():
+        if not is_calm():
             return _run(fn, args, kwargs)  # type: ignore[no-any-return]
         handed = _Call(fn, args, kwargs)
         try:

@@ -11,7 +11,7 @@ autocommit, job, token                writes outside of a transaction; attempts;
 """
 
 from txnkv.transaction import commit_protocols, instance
-from txnkv.transaction.autocommit import expiring, write_alone
+from txnkv.transaction.autocommit import expiring, write_alone, write_row
 from txnkv.transaction.begin import (
     DEADLINE,
     DEFAULTS,

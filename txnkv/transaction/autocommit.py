@@ -30,23 +30,27 @@ from txnkv.coordinator import KEEPALIVE_TIME, Lease, Timestamp, TxnState, ending
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    RowErrors,
     StorageFullError,
     TransactionConflictError,
     TransactionLockedError,
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import Contender, back_off, clock, lengthy
-from txnkv.tables import Outcome, TableInfo, arrow_input, scan
+from txnkv.storage import Contender, back_off, clock, lengthy, shielded_unless
+from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import commit_small, make_sure
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
+from txnkv.transaction.session_buffer import size_of
 from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.064
+_BRIEF_BYTES: Final = 1 << 16
+"""Of a row that is written in no time."""
 EXPIRY_EVERY: Final = 10 * 1_000_000
 """Microseconds from one look for rows whose time is over to the next."""
 EXPIRY_ROWS: Final = 100_000
@@ -80,6 +84,20 @@ def write_alone(
                 raise
         contender.lost()
     return _contend(instance, write, contender, again)
+
+
+@shielded_unless(lambda _, __, ___, values: size_of(values) <= _BRIEF_BYTES)
+def write_row(instance: Instance, writer: RowWriter, op: str, values: Values) -> None:
+    """Write a checked row in a transaction of its own; raises as `write_alone`, and RowErrors where
+    the row is refused.
+    """
+    outcome = write_alone(
+        instance,
+        lambda context: context.write_rows(writer, op, [values], counted=False),
+        again=True,
+    )
+    if outcome.refused:
+        raise RowErrors(outcome.errors)
 
 
 @lengthy

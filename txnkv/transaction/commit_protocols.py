@@ -63,7 +63,7 @@ _LONGEST_PAUSE: Final = 0.05
 
 def is_brief(context: TxnContext) -> bool:
     """Tell whether a commit would soon end: little waits, and nobody else is at it."""
-    if context.local.at is not Local.IN_MEMORY or context.row.deadline is None:
+    if context.local.at is not Local.IN_MEMORY:
         return False
     lock = context.lock
     if not lock.acquire(False):

@@ -49,6 +49,8 @@ from txnkv.transaction.session_buffer import (
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 FLUSH_MODES: Final = get_args(FlushMode)
+_BRIEF_BYTES: Final = 1 << 20
+"""Of what is flushed in no time."""
 
 
 class Session(Closing):
@@ -499,7 +501,9 @@ class Session(Closing):
 
     @property
     def _is_brief(self) -> bool:
-        return flushes_soon(self) if self._context is None else is_brief(self._context)
+        if self._context is not None:
+            return is_brief(self._context)
+        return flushes_soon(self) and self._room.used <= _BRIEF_BYTES
 
     def flush_untold(self) -> None:
         """Flush; what is refused is told at the next flush."""
