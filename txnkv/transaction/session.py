@@ -50,7 +50,7 @@ from txnkv.transaction.session_buffer import (
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 FLUSH_MODES: Final = get_args(FlushMode)
 _BRIEF_BYTES: Final = 1 << 20
-"""Of what is flushed in no time."""
+"""Bytes that are flushed in no time."""
 
 
 class Session(Closing):
