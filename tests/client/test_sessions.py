@@ -376,3 +376,59 @@ def test_an_error_of_few_rows_in_the_background_is_told_at_the_next_call(
     session._background.wait()
     assert table.count() == 2
     session.close()
+
+
+# -- tables and topics that are gone ---------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+@pytest.mark.parametrize("gone_first", [False, True])
+def test_what_is_of_others_than_a_dropped_table_stays(
+    client: txnkv.Client, table: txnkv.Table, end: str, *, gone_first: bool
+) -> None:
+    """The rows of all tables were dropped with those of one, and nobody was told."""
+    other = client.create_table("other", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    topic = client.create_topic("e")
+    session = client.new_session()
+    for to in (other, table) if gone_first else (table, other):
+        session.insert(to, {"id": 1})
+    session.send(topic, b"x")
+    client.drop_table("other")
+    with pytest.raises(txnkv.TableNotFoundError, match="'other' was dropped"):
+        getattr(session, end)()
+    if end == "flush":
+        result = session.flush()
+        assert (result.inserted, result.sent) == (1, 1)
+    assert table.get(1) is not None
+    assert topic.end_offsets() == {0: 1}
+
+
+def test_each_table_that_is_gone_is_told(
+    client: txnkv.Client, table: txnkv.Table, host: str
+) -> None:
+    """One after the other; a server that is given rows of several tells of the first."""
+    session = client.new_session()
+    for name in ("one", "two"):
+        made = client.create_table(name, txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        session.insert(made, (1,))
+        client.drop_table(name)
+    session.insert(table, {"id": 1})
+    for name in ("one", "two") if host == "here" else ("one",):
+        with pytest.raises(txnkv.TableNotFoundError, match=f"{name!r} was dropped"):
+            session.flush()
+    assert session.flush().inserted == 1
+
+
+def test_what_is_of_others_than_a_dropped_topic_stays(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    gone, topic = client.create_topic("gone"), client.create_topic("e")
+    session = client.new_session()
+    session.insert(table, {"id": 1})
+    for to in (gone, topic):
+        session.send(to, b"x")
+    client.drop_topic("gone")
+    with pytest.raises(txnkv.TopicNotFoundError, match="'gone' was dropped"):
+        session.flush()
+    result = session.flush()
+    assert (result.inserted, result.sent) == (1, 1)

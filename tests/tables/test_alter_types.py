@@ -313,10 +313,14 @@ def test_rows_that_wait_with_nulls(client: txnkv.Client, table: txnkv.Table) -> 
         txn.update(table, {"id": 0, "u": 1})
     session = client.new_session()
     session.insert(table, {"id": 10, "n": 1})
+    session.insert(table, {"id": 11, "n": 1, "u": 1})
     table.alter(nullable={"u": False})
-    with pytest.raises(txnkv.SchemaError, match="column 'u' of table 't' may not be null any more"):
+    with pytest.raises(txnkv.RowErrors, match="column 'u' may not be null any more") as caught:
         session.flush()
-    assert table.count() == 9
+    assert [error.key for error in caught.value.errors] == [10]
+    assert session.flush().inserted == 0
+    assert table.get(10) is None
+    assert table.get(11) is not None
 
 
 def test_not_a_bool(table: txnkv.Table) -> None:

@@ -17,6 +17,8 @@ from txnkv.errors import (
     RowError,
     RowErrors,
     SchemaError,
+    TableNotFoundError,
+    TopicNotFoundError,
     TxnkvError,
     UnavailableError,
 )
@@ -409,6 +411,9 @@ class RemoteSession(RemoteHandle, Session):
                 self.flush()
         except RowErrors as error:
             self._refused = error.errors
+            raise
+        except (TableNotFoundError, TopicNotFoundError):
+            self.flush()  # what is of others
             raise
         finally:
             self._closed = True

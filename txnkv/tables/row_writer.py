@@ -209,29 +209,36 @@ class RowWriter:
             return self.tablets[0]
         return self.tablets[self._place(values, key)]
 
-    def adapted(self, rows: Sequence[Values], op: str, former: RowWriter) -> Sequence[Values]:
+    def adapted(
+        self, rows: Sequence[Values], op: str, former: RowWriter
+    ) -> tuple[Sequence[Values], list[tuple[Values, str]]]:
         """Checked rows of another schema of the table, as rows of this one: without columns that it
         has not; and of those that are new an insert has the default, other operations nothing.
 
-        Raises:
-            SchemaError: one is null where that may not be any more.
+        Returns:
+            Those, and others with the name of a column that is null there and may not be any more.
         """
         if former.schema is self.schema or op in DELETES:
-            return rows
+            return rows, []
         at = {former.schema.ids[name]: i for i, name in enumerate(former.schema.names)}
         sources: list[tuple[int | None, Any]] = []
+        required = []
         for name, column in self.schema.columns.items():
             found = self.schema.stored(name, at)
             new = column.default if op in INSERTS else MISSING
+            if not column.nullable:
+                required.append((len(sources), name))
             sources.append((None if found is None else at[found[0]], new))
-        made = [tuple(new if i is None else row[i] for i, new in sources) for row in rows]
-        for i, (name, column) in enumerate(self.schema.columns.items()):
-            if not column.nullable and any(row[i] is None for row in made):
-                raise SchemaError(
-                    f"column {name!r} of table {self.table.name!r} may not be null any more, and "
-                    "rows that waited have no value for it: nothing of them was written"
-                )
-        return made
+        made: list[Values] = []
+        unfit: list[tuple[Values, str]] = []
+        for row in rows:
+            whole = tuple(new if i is None else row[i] for i, new in sources)
+            lacks = next((name for i, name in required if whole[i] is None), None)
+            if lacks is None:
+                made.append(whole)
+            else:
+                unfit.append((whole, lacks))
+        return made, unfit
 
     def with_defaults(self, values: Values) -> Values | str:
         """A new row, columns that are `MISSING` with their defaults; or the name of one that has to

@@ -20,12 +20,15 @@ refused at its commit.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from txnkv.coordinator import Timestamp
 from txnkv.core import type_name
 from txnkv.errors import SchemaError
 from txnkv.tables.schema import Before, Column, Schema
@@ -307,3 +310,29 @@ def whole(schemas: Sequence[Schema]) -> Schema:
             if name in schema.before:
                 before[other] = schema.before[name]
     return Schema.numbered(columns, last.primary_key, ids, last.next_id, before)
+
+
+_schema_of: Final = lru_cache(maxsize=64)(Schema.from_json)
+
+
+@dataclass(frozen=True)
+class DatedSchema:
+    """A schema that a table had before, as text: few of many are asked for.
+
+    Attributes:
+        since: when it got it; 0: from the beginning.
+    """
+
+    since: Timestamp
+    text: str
+
+    @property
+    def schema(self) -> Schema:
+        """The schema itself."""
+        return _schema_of(self.text)
+
+
+@lru_cache(maxsize=4)
+def dated_schemas(text: str) -> tuple[DatedSchema, ...]:
+    """Return the schemas that a table had before, as the catalog keeps them."""
+    return tuple(DatedSchema(Timestamp(each["since"]), each["schema"]) for each in json.loads(text))

@@ -22,7 +22,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 
@@ -39,19 +39,12 @@ from txnkv.errors import (
 from txnkv.tables import table_history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import IndexInfo, Schema
-from txnkv.tables.schema_change import tightened, whole
+from txnkv.tables.schema_change import DatedSchema, dated_schemas, tightened, whole
 
 KIND: Final = payload.TABLET
 
 _HIDDEN: Final = "\x1f"
 """Names of hidden tables begin so; behind it stands the id of the table that an index is of."""
-
-
-class DatedSchema(NamedTuple):
-    """A schema of a table, and since when it had it; 0: from the beginning."""
-
-    since: Timestamp
-    schema: Schema
 
 
 _BEGINNING: Final = Timestamp(0)
@@ -87,17 +80,17 @@ class TableInfo:
         if snapshot >= self.since:
             return self
         found = max(bisect_right(self.older, snapshot, key=lambda each: each.since) - 1, 0)
-        since, schema = self.older[found]
-        return replace(self, schema=schema, since=since, older=self.older[:found])
+        then = self.older[found]
+        return replace(self, schema=then.schema, since=then.since, older=self.older[:found])
 
     def whole(self, floor: int) -> TableInfo:
         """The table with every column that some snapshot from `floor` on has."""
-        every = (*self.older, DatedSchema(self.since, self.schema))
-        ends = [since for since, _ in every[1:]]
-        seen = [each.schema for each, end in zip(every, ends, strict=False) if end > floor]
+        ends = [*(each.since for each in self.older[1:]), self.since]
+        seen = [each.schema for each, end in zip(self.older, ends, strict=True) if end > floor]
         if not seen:
             return self
         schema = whole([*seen, self.schema])
+        every = (*self.older, DatedSchema(self.since, self.schema.to_json()))
         return replace(self, schema=schema, since=Timestamp(MAX_TIMESTAMP), older=every)
 
     def require_alike(self, schema: Schema, partitioning: Partitioning) -> None:
@@ -207,7 +200,8 @@ def alter(
     schema = changed.to_json()
     name = present.name if name is None else name
     require_plain(name)
-    if (schema, name) == (present.schema.to_json(), present.name):
+    before = present.schema.to_json()
+    if (schema, name) == (before, present.name):
         return present
     if name != present.name and find(cur, name) is not None:
         raise TableExistsError(
@@ -215,12 +209,12 @@ def alter(
             "that one"
         )
     now = next_timestamp(cur)
-    every = (*present.older, DatedSchema(present.since, present.schema))
+    every = (*present.older, DatedSchema(present.since, before))
     ends = [*(each.since for each in every[1:]), now]
     floor = _needed_from(cur, present)
     older = [
-        {"since": since, "schema": former.to_json()}
-        for (since, former), end in zip(every, ends, strict=True)
+        {"since": former.since, "schema": former.text}
+        for former, end in zip(every, ends, strict=True)
         if end > floor
     ]
     cur.execute(
@@ -354,16 +348,19 @@ def _info(
     )
     if not tablets:
         raise CorruptionError(f"status.db: table {name!r} has no tablets. Restore a backup")
-    older = tuple(
-        DatedSchema(Timestamp(each["since"]), Schema.from_json(each["schema"]))
-        for each in json.loads(older_text)
-    )
     partitioning = Partitioning.from_json(schema, partitioning_text)
     index_of = None
     if name.startswith(_HIDDEN):
         index_of, name = _of_index(cur, name)
     return TableInfo(
-        table_id, name, schema, partitioning, tablets, Timestamp(since), older, index_of
+        table_id,
+        name,
+        schema,
+        partitioning,
+        tablets,
+        Timestamp(since),
+        dated_schemas(older_text),
+        index_of,
     )
 
 

@@ -2,6 +2,7 @@
 
 No snapshot was promised to such a write, so when others commit first what it writes it looks
 again and meets what they left: an insert finds its key there, an upsert replaces the new row.
+A flush of a session writes a `Lot`; where nobody knows whether that was written, it is `Unsure`.
 
 Rows whose time is over (`ttl` of their table) are deleted here, too, by the leader, in transactions
 as any other:
@@ -19,42 +20,136 @@ nobody sees could not be inserted, or be inserted twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.coordinator import KEEPALIVE_TIME, Lease, Timestamp, TxnState, ending_error
+from txnkv.coordinator import KEEPALIVE_TIME, Catalog, Lease, Timestamp, TxnState, ending_error
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowErrors,
+    SchemaError,
     StorageFullError,
+    TableNotFoundError,
+    TopicNotFoundError,
     TransactionConflictError,
     TransactionLockedError,
     TxnkvError,
     UnavailableError,
 )
 from txnkv.storage import Contender, back_off, clock, lengthy, shielded_unless
-from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan
+from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
+from txnkv.topics import TopicInfo
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import commit_small, make_sure
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
-from txnkv.transaction.session_buffer import size_of
+from txnkv.transaction.send_buffer import Parcel
+from txnkv.transaction.session_buffer import Acks, Run, size_of
 from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.064
 _BRIEF_BYTES: Final = 1 << 16
-"""Of a row that is written in no time."""
+"""Bytes of a row that is written in no time."""
 EXPIRY_EVERY: Final = 10 * 1_000_000
 """Microseconds from one look for rows whose time is over to the next."""
 EXPIRY_ROWS: Final = 100_000
 """Rows that one transaction deletes, at most; where there are more, the next round goes on."""
+
+
+class Lot(NamedTuple):
+    """All that waited in a session, to be written together."""
+
+    runs: list[Run]
+    parcels: list[Parcel]
+    acks: list[Acks]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.runs or self.parcels or self.acks)
+
+    @property
+    def sent(self) -> int:
+        """The number of messages."""
+        return sum(parcel.rows for parcel in self.parcels)
+
+    @property
+    def acked(self) -> int:
+        """The number of acknowledged messages."""
+        return sum(len(ids) for _, ids, _ in self.acks)
+
+    def write(self, context: TxnContext) -> Outcome:
+        """Write all of it in a transaction; return what became of the rows."""
+        outcome = Outcome()
+        for parcel in self.parcels:
+            context.send(parcel.topic, parcel.parts)
+        for info, ids, cumulative in self.acks:
+            context.acknowledge(info, ids, cumulative=cumulative)
+        context.settle()
+        for run in self.runs:
+            outcome.add(_write_now(context, run.writer, run.op, run.rows))
+        return outcome
+
+    def without_gone(self, error: BaseException, instance: Instance) -> Lot:
+        """Return what waits on after an error: all but what is of the table or topic that it names
+        as gone.
+        """
+        if isinstance(error, TableNotFoundError):
+            gone = _first_gone(instance.engine, [run.writer.table for run in self.runs])
+            return self._replace(runs=[run for run in self.runs if run.writer.table.id != gone])
+        if isinstance(error, TopicNotFoundError):
+            topics = [
+                *(each.topic for each in self.parcels),
+                *(each[0].topic for each in self.acks),
+            ]
+            gone = _first_gone(instance.topics, topics)
+            return self._replace(
+                parcels=[parcel for parcel in self.parcels if parcel.topic.id != gone],
+                acks=[acks for acks in self.acks if acks[0].topic.id != gone],
+            )
+        return self
+
+
+class Unsure(NamedTuple):
+    """A flush outside of a transaction that failed late: what it wrote is there, or nothing of it.
+
+    Attributes:
+        ask: tells which.
+        outcome: of its rows, if it is there.
+        lot: what it was to write.
+    """
+
+    ask: Callable[[], bool]
+    outcome: Outcome
+    lot: Lot
+
+
+def _first_gone(catalog: Catalog[Any], entries: Sequence[TableInfo | TopicInfo]) -> int | None:
+    """Return the id of the first of some tables or topics that was dropped; None for none."""
+    for each in entries:
+        with suppress(TxnkvError):  # the disk fails: the next try will tell
+            if not catalog.is_live(each):
+                return each.id
+    return None
+
+
+def _write_now(
+    context: TxnContext, writer: RowWriter, op: str, rows: Sequence[Values], counted: bool = True
+) -> Outcome:
+    """Write checked rows, which may have waited while the table was altered."""
+    now = context.instance.engine.row_writer(context.table_at_begin(writer.table))
+    rows, unfit = now.adapted(rows, op, writer)
+    outcome = context.write_rows(now, op, rows, counted=counted)
+    for values, name in unfit:
+        error = SchemaError(f"column {name!r} may not be null any more, and the row has no value")
+        outcome.add(write_buffer.refusal(now, op, values, error))
+    return outcome
 
 
 def write_alone(
@@ -93,7 +188,7 @@ def write_row(instance: Instance, writer: RowWriter, op: str, values: Values) ->
     """
     outcome = write_alone(
         instance,
-        lambda context: context.write_rows(writer, op, [values], counted=False),
+        lambda context: _write_now(context, writer, op, [values], counted=False),
         again=True,
     )
     if outcome.refused:

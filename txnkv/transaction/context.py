@@ -332,9 +332,6 @@ class TxnContext:
         Raises:
             InvalidTxnStateError: the transaction is not open.
         """
-        if not self.transactional:  # they may have waited while the table was altered
-            now = self.instance.engine.row_writer(self.table_at_begin(writer.table))
-            writer, rows = now, now.adapted(rows, op, writer)
         singly = len(rows) > 1 and writer.counts_singly(op)
         if singly or len(rows) <= write_buffer.few_rows(writer, self.reads):
             with self.lock:

@@ -20,7 +20,7 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from txnkv.core import column_type
-from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError, TxnkvError
+from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError
 from txnkv.tables import (
     Column,
     RowChecker,
@@ -218,10 +218,6 @@ class SendBuffer:
         with self._lock:
             self._parcels = parcels + self._parcels
 
-    def put_back_living(self, engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
-        """Put back those for topics that were not dropped."""
-        self.put_back([parcel for parcel in parcels if not _dropped(engine, parcel.topic)])
-
     def give(self, context: TxnContext) -> int:
         """Give all that waits to a transaction; return the number of messages.
 
@@ -255,16 +251,6 @@ class SendBuffer:
             self._parcels = []
             for _, rows in self._lists.values():
                 del rows[:]
-
-
-def _dropped(engine: TopicEngine, topic: TopicInfo) -> bool:
-    try:
-        engine.require_live(topic)
-    except TopicNotFoundError:
-        return True
-    except TxnkvError:  # the disk fails: the next try will tell
-        return False
-    return False
 
 
 _used: WeakSet[SendBuffer] = WeakSet()

@@ -16,12 +16,13 @@ from txnkv.errors import (
     SchemaError,
     StorageFullError,
     TableNotFoundError,
+    TopicNotFoundError,
     UnavailableError,
 )
 from txnkv.storage import brief, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, arrow_input, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
-from txnkv.transaction.autocommit import write_alone
+from txnkv.transaction.autocommit import Lot, Unsure, write_alone
 from txnkv.transaction.begin import one_of
 from txnkv.transaction.commit_protocols import flushes_soon, is_brief
 from txnkv.transaction.connection import (
@@ -40,10 +41,8 @@ from txnkv.transaction.session_buffer import (
     Acks,
     Background,
     ErrorBuffer,
-    Lot,
     Room,
     SessionRows,
-    Unsure,
     WriteResult,
 )
 
@@ -484,6 +483,9 @@ class Session(Closing):
         try:
             if self._context is None or not self._context.local.ended:
                 self.flush()
+        except (TableNotFoundError, TopicNotFoundError):
+            self.flush()  # what is of others
+            raise
         finally:
             self._closed = True
             self.end()
@@ -573,7 +575,7 @@ class Session(Closing):
                 self._unsure = Unsure(error.ask, outcome, lot)
             raise
         except BaseException as error:
-            self._put_back(lot._replace(runs=[]) if isinstance(error, TableNotFoundError) else lot)
+            self._put_back(lot.without_gone(error, self._connection.instance))
             raise
         self._flushed.add(outcome)
         self._note(sent=lot.sent, acked=lot.acked)
@@ -590,10 +592,8 @@ class Session(Closing):
             self._put_back(unsure.lot)
 
     def _put_back(self, lot: Lot) -> None:
-        topics = self._connection.instance.topics
         with self._lock:
             self._rows.put_back(lot.runs)
-            # Acks of a topic that was dropped could never be flushed.
-            self._acks = [one for one in lot.acks if topics.is_live(one[0].topic)] + self._acks
+            self._acks = lot.acks + self._acks
             self._room.take_back(sum(parcel.nbytes for parcel in lot.parcels))
-            self._sending.put_back_living(topics, lot.parcels)
+            self._sending.put_back(lot.parcels)

@@ -1,7 +1,6 @@
 """Buffers of a session until it is flushed, and what comes of the flush.
 
-`SessionRows` has the rows that wait, in runs, and `Room` what they and messages may take. A flush
-outside of a transaction takes a `Lot`; where nobody knows whether that was written, it is `Unsure`.
+`SessionRows` has the rows that wait, in runs, and `Room` what they and messages may take.
 `Background` flushes in mode auto_background, by a thread of the library's, when much waits or
 after a while. `ErrorBuffer` has the rows that were refused until somebody is told.
 """
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from txnkv.errors import (
     InvalidTxnStateError,
@@ -37,7 +36,7 @@ from txnkv.transaction.connection import (
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
-from txnkv.transaction.send_buffer import Lone, Parcel
+from txnkv.transaction.send_buffer import Lone
 
 BUFFER_BYTES: Final = 64 << 20
 """The default `buffer_bytes` of `new_session`."""
@@ -156,9 +155,6 @@ class Run:
         self.op = op
         self.shape = shape
         self.rows = rows
-
-    def write(self, context: TxnContext, *, counted: bool = True) -> Outcome:
-        return context.write_rows(self.writer, self.op, self.rows, counted=counted)
 
 
 class SessionRows:
@@ -349,54 +345,6 @@ class SessionRows:
         """Keep what could not be written, in front of what came since."""
         self.runs = runs + self.runs
         self._room.take_back(sum(size_of(row) for run in runs for row in run.rows))
-
-
-class Lot(NamedTuple):
-    """All that waited in a session, to be written together."""
-
-    runs: list[Run]
-    parcels: list[Parcel]
-    acks: list[Acks]
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.runs or self.parcels or self.acks)
-
-    @property
-    def sent(self) -> int:
-        """The number of messages."""
-        return sum(parcel.rows for parcel in self.parcels)
-
-    @property
-    def acked(self) -> int:
-        """The number of acknowledged messages."""
-        return sum(len(ids) for _, ids, _ in self.acks)
-
-    def write(self, context: TxnContext) -> Outcome:
-        """Write all of it in a transaction; return what became of the rows."""
-        outcome = Outcome()
-        for parcel in self.parcels:
-            context.send(parcel.topic, parcel.parts)
-        for info, ids, cumulative in self.acks:
-            context.acknowledge(info, ids, cumulative=cumulative)
-        context.settle()
-        for run in self.runs:
-            outcome.add(run.write(context))
-        return outcome
-
-
-class Unsure(NamedTuple):
-    """A flush outside of a transaction that failed late: what it wrote is there, or nothing of it.
-
-    Attributes:
-        ask: tells which.
-        outcome: of its rows, if it is there.
-        lot: what it was to write.
-    """
-
-    ask: Callable[[], bool]
-    outcome: Outcome
-    lot: Lot
 
 
 # -- flushes in the background ---------------------------------------------------------

@@ -170,7 +170,7 @@ class MemoryRows:
         self._schema = table.schema
         self._layout = layout
         self._begins = [int(each.since) for each in older]
-        self._older = [each.schema for each in older]
+        self._older = older
         self._former: dict[int, _Former] = {}
 
     def row(self, stamp: int, row: bytes) -> bytes:
@@ -221,7 +221,7 @@ class MemoryRows:
     def _of(self, number: int) -> _Former:
         found = self._former.get(number)
         if found is None:
-            found = self._former[number] = _Former(self._older[number], self._schema)
+            found = self._former[number] = _Former(self._older[number].schema, self._schema)
         return found
 
 

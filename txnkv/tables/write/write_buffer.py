@@ -198,8 +198,7 @@ class SmallWrites(core.Writes):
             if rule.ignores:
                 made.ignored += 1
                 continue
-            refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
-            made.add(Outcome(errors=[refused], refused=1))
+            made.add(refusal(writer, op, values, error))
         if counted and written:
             made.add(outcome_of(written))
         return made
@@ -384,9 +383,11 @@ def outcome_of(written: Sequence[Written]) -> Outcome:
     return Outcome(found.count(_INSERTED), found.count(_UPDATED), found.count(_DELETED))
 
 
-def _readable(writer: RowWriter, op: str, values: Values) -> Any:
+def refusal(writer: RowWriter, op: str, values: Values, error: TxnkvError) -> Outcome:
+    """Return the outcome of a checked row that is refused."""
     key = values if op.startswith("delete") else writer.key_of(values)
-    return key[0] if len(key) == 1 else key
+    readable = key[0] if len(key) == 1 else key
+    return Outcome(errors=[RowError(op, writer.table.name, readable, error)], refused=1)
 
 
 def _encoded(tablet: Tablet, rows: SortedRows) -> core.RowBytes:
