@@ -89,6 +89,17 @@ def test_tells_people_and_programs_what_it_did(store, file, run):
     assert ran == {"table": "t", "made": False} | counts
 
 
+def test_a_file_without_the_columns_that_csv_cannot_hold(store, file, run, fail):
+    with txnkv.connect(store) as client:
+        columns = {"id": "int64", "name": "string?", "tags": "list<string>?"}
+        client.create_table("t", txnkv.Schema(columns, primary_key=["id"]))
+    run("load", store, "t", file("rows.csv", "id,name\n1,a\n"))
+    assert rows_of(store, "t") == [{"id": 1, "name": "a", "tags": None}]
+    for content, more in (("id,tags\n2,b\n", ()), ("2,a,b\n", ("--no-header",))):
+        message = fail("load", store, "t", file("more.csv", content), *more)
+        assert "column 'tags' is list<item: string>: CSV cannot hold it" in message
+
+
 def test_updates_and_deletes_by_file(store, file, run, fail):
     run("load", store, "t", file("rows.csv", "id,name,n\n1,a,10\n2,b,20\n3,c,30\n"), "--key", "id")
     some = file("some.csv", "id,n\n2,-2\n4,-4\n")

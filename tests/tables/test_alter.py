@@ -380,6 +380,20 @@ def test_evolve_leaves_the_partitioning(client: txnkv.Client, table: txnkv.Table
     assert table.schema == SCHEMA
 
 
+def test_a_name_means_the_table_of_now(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.snapshot() as before, client.transaction() as txn:
+        assert before.get("t", 1) == txn.get("t", 1) is not None
+        client.drop_table("t")
+        for read in (before, txn):
+            with pytest.raises(txnkv.TableNotFoundError, match="was dropped"):
+                read.get(table, 1)
+        client.create_table("t", SCHEMA).insert((1, "new", 1.0))
+        for read in (before, txn):
+            assert read.get("t", 1) is None
+            with pytest.raises(txnkv.TableNotFoundError, match="was dropped"):
+                read.get(table, 1)
+
+
 # -- what a process keeps --------------------------------------------------------------
 
 

@@ -315,6 +315,17 @@ def test_snapshots_from_before(client: txnkv.Client, people: txnkv.Table) -> Non
             assert ids(people.scan(where=where)) == ids(before.scan(people, where=where)) == []
 
 
+def test_a_snapshot_of_before_is_scanned(client: txnkv.Client, people: txnkv.Table) -> None:
+    """It was said that there is no index, and to make the one that is there."""
+    with client.snapshot() as before:
+        client.create_index(people, "mail")
+        assert ids(people.get_by("mail", "m7", before)) == [7]
+        people.alter(add={"late": "int64?"})
+        client.create_index(people, "late")
+        with pytest.raises(txnkv.SchemaError, match="there is no column 'late'"):
+            people.get_by("late", 1, before)
+
+
 def test_a_session_of_another_process_learns_of_it(
     client: txnkv.Client, people: txnkv.Table, process: Callable[..., Any]
 ) -> None:

@@ -119,6 +119,20 @@ def test_of_a_dropped_one(client: txnkv.Client) -> None:
     assert topic.options["retention_bytes"] == 3
 
 
+@pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
+def test_what_is_cut_off_counts_as_acknowledged(client: txnkv.Client, type: str) -> None:
+    """`seek` to where all is acknowledged was refused: no such message was there any more."""
+    topic = client.create_topic("t")
+    client.run(lambda txn: [txn.send(topic, b"x") for _ in range(5)])
+    with topic.subscribe("s", type=type) as subscription:
+        topic.truncate(3)
+        assert subscription.committed() == {0: 3}
+        subscription.seek(0, subscription.committed()[0])
+        found = subscription.receive(timeout=0)
+        assert found is not None
+        assert found.offset == 3
+
+
 def test_later_messages_are_compressed(client: txnkv.Client) -> None:
     topic = client.create_topic(TOPIC)
     sizes = []

@@ -192,10 +192,6 @@ class CsvSource:
         self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
         self._types = types
         self._names = types.names if types is not None and not options.header else None
-        if types is not None:
-            for field in types:
-                if pa.types.is_nested(field.type):
-                    raise ValueError(f"column {field.name!r} is {field.type}: CSV cannot hold it")
         self.schema = self._infer() if types is None else types
 
     def _infer(self) -> pa.Schema:
@@ -228,7 +224,7 @@ class CsvSource:
     def _parse_options(self) -> Any:
         return csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
 
-    def _convert_options(self, types: pa.Schema | None) -> Any:
+    def _convert_options(self, types: dict[str, pa.DataType] | None) -> Any:
         return csv.ConvertOptions(
             column_types=types,
             null_values=list(self._options.nulls),
@@ -252,13 +248,16 @@ class CsvSource:
             raise ValueError(self._error_with_line(str(error))) from error
 
     def _require_known(self, names: Sequence[str]) -> None:
-        """Refuse unknown columns also where no row follows."""
+        """Refuse columns that are not known, or no text can hold, also where no row follows."""
         unknown = [name for name in names if name not in self.schema.names]
         if unknown:
             raise ValueError(
                 f"there is no column {', '.join(map(repr, unknown))}; the columns are "
                 f"{', '.join(self.schema.names)} (--schema sets them)"
             )
+        for field in map(self.schema.field, names):
+            if pa.types.is_nested(field.type):
+                raise ValueError(f"column {field.name!r} is {field.type}: CSV cannot hold it")
 
     def _open(self, file: Any, *, threads: bool) -> Any:
         return csv.open_csv(
@@ -268,7 +267,7 @@ class CsvSource:
             ),
             parse_options=self._parse_options(),
             convert_options=self._convert_options(
-                pa.schema([pa.field(field.name, _csv_type(field.type)) for field in self.schema])
+                {f.name: _csv_type(f.type) for f in self.schema if not pa.types.is_nested(f.type)}
             ),
         )
 

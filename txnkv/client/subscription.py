@@ -475,7 +475,9 @@ class Subscription(Closing):
 
     @shielded
     def committed(self) -> dict[int, int]:
-        """By partition, the offset below which all is acknowledged: where a new consumer begins."""
+        """By partition, the offset below which all is acknowledged, or gone: where a new consumer
+        begins.
+        """
         self._require_there()
         return self._engine.subscriptions.committed(self.info)
 

@@ -98,7 +98,9 @@ def get_by(
     with suppress(SchemaChangedError):  # one of them was dropped since
         index = next((each for each in writer.indexes if each.columns == names), None)
     if index is None and find_index(table.schema, names) is None:
-        raise no_index(table, names)
+        now = tables.current(table).schema  # a snapshot of before the index is scanned
+        if names not in map(now.names_of, now.indexes):
+            raise no_index(table, names)
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     if len(given) != len(names):
         raise SchemaError(f"{len(given)} values for the columns {', '.join(names)}: {values!r}")

@@ -193,11 +193,14 @@ class Subscriptions:
         return there
 
     def committed(self, info: SubscriptionInfo) -> dict[int, int]:
-        """Return the offset below which all is deleted, by partition number."""
+        """Return the offset below which all is deleted, or was lost, by partition number."""
         with self._store.status.read() as cur:
-            found = ack_rows.load_cursors(cur, info.id)
-        numbers = enumerate(info.topic.partitions)
-        return {number: found[id].mark for number, id in numbers if id in found}
+            marks = ack_rows.marks(cur, info.id)
+        return {
+            each.number: max(marks[each.id], bounds(self._topics, each).start)
+            for each in self._topics.partitions(info.topic)
+            if each.id in marks
+        }
 
     def seek(self, info: SubscriptionInfo, number: int, to: int | str) -> int:
         """Move the cursor of a partition, for its consumer, or one of them; durable.
