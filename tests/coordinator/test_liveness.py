@@ -334,3 +334,34 @@ def _abort_expired(world: Any) -> list[int]:
     lease = world.coordinator.maintenance.lease
     assert lease.acquire()
     return liveness.abort_expired(world.store, world.coordinator.orchestrator, lease)
+
+
+def test_an_error_that_stays_is_told_once(
+    client: txnkv.Client,
+    now: Any,
+    until: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A line of the log for each round, two a second, while a writer was stopped."""
+    maintenance, rounds = internals.maintenance(client), []
+    maintenance.set_pace(0.02)
+    said = ["one"]
+
+    def look() -> None:
+        rounds.append(1)
+        raise txnkv.UnavailableError(said[0])
+
+    monkeypatch.setattr(maintenance, "look", look)
+
+    def tell(times: int) -> None:
+        until(lambda: len(rounds) >= times)
+        rounds.clear()
+
+    tell(5)
+    said[0] = "two"
+    tell(5)
+    now.forward(61)
+    tell(5)
+    told = [each.getMessage()[-3:] for each in caplog.records if "background" in each.getMessage()]
+    assert told == ["one", "two", "two"]

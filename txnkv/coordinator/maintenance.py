@@ -46,6 +46,8 @@ LOOK_EVERY: Final = 5 * 1_000_000
 _LOOK_ANYWAY: Final = 60 * 1_000_000
 _TRY_AGAIN: Final = 10 * 1_000_000
 """Microseconds until a transaction that cannot be brought to its end is tried again."""
+_TOLD_AGAIN: Final = 60 * 1_000_000
+"""Microseconds until an error that stays is told again."""
 
 _ENDED_KEPT: Final = 24 * 3600.0
 """Seconds for which ended transactions are remembered where the history is unlimited."""
@@ -366,7 +368,7 @@ class Maintenance:
         return clock.monotonic_micros() - self._quiet_since < _LOOK_ANYWAY
 
     def _run(self) -> None:
-        stop = self._stop
+        stop, told, again = self._stop, "", 0
         while not stop.wait(self._poll):
             try:
                 self.look()
@@ -375,13 +377,17 @@ class Maintenance:
                 if not self._store.directory.read_only and self._lead() is _Led.BUSY:
                     for beside in self._beside:
                         beside.begin()
+                told = ""
             except ClosedError:
                 return
             except StoreNotFoundError as error:
                 _log.error("background work ends: %s", error)
                 stop.set()
             except TxnkvError as error:
-                _log.warning("background work failed, it will be tried again: %s", error)
+                now = clock.monotonic_micros()
+                if str(error) != told or now >= again:
+                    _log.warning("background work failed, it will be tried again: %s", error)
+                    told, again = str(error), now + _TOLD_AGAIN
             except Exception:
                 _log.exception("background work failed, it will be tried again")
 
