@@ -40,7 +40,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Limits, Reference, refused, require_reference
+from txnkv.server.guests import Guest, Limits, Reference, refused, require_reference, together
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input, lookup, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
@@ -326,7 +326,7 @@ def _each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> Non
         except TxnkvError as error:
             failed.append(refused(error))
     if failed:
-        raise failed[0]
+        raise together(failed)
 
 
 def _add_rows(

@@ -35,7 +35,7 @@ from txnkv.errors import (
 )
 from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
-from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, refused
+from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, refused, together
 from txnkv.server.users import EVERYBODY, About, User, Users
 from txnkv.storage import new_lock
 
@@ -226,7 +226,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             for content in body["calls"]:
                 call = prepared(guest, content)
                 if failed and call.name not in _WAITED:
-                    raise failed[0]
+                    raise together(failed)
                 if apart and call.name in ("commit", "commits"):
                     try:
                         yield _part(guest, answer.values[told:], None, told)
@@ -241,7 +241,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                     failed.append(refused(error))
                     answer.values.append(None)
             if failed:
-                raise failed[0]
+                raise together(failed)
         except Exception as error:
             answer.error = _known(error)
             for last in body["calls"][-1:]:

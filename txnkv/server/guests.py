@@ -27,6 +27,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowErrors,
+    SchemaError,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
@@ -439,6 +440,14 @@ def refused(error: TxnkvError) -> TxnkvError:
     if isinstance(error, UnavailableError | RowErrors | InvalidTxnStateError):
         raise error
     return error
+
+
+def together(errors: Sequence[TxnkvError]) -> TxnkvError:
+    """Return an error that tells of several, by each of which something is not taken."""
+    first, said = errors[0], dict.fromkeys(map(str, errors))
+    if len(said) > 1 and isinstance(first, SchemaError | TableNotFoundError | TopicNotFoundError):
+        return type(first)("; ".join(said))
+    return first
 
 
 def give_up(value: Any) -> None:
