@@ -190,7 +190,6 @@ class CsvSource:
         self.total = self._file.total
         self._options = options
         self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
-        self._types = types
         self._names = types.names if types is not None and not options.header else None
         self.schema = self._infer() if types is None else types
 

@@ -88,7 +88,6 @@ class Runtime(StoreWords):
         self._slot: int | None = None
         self._started = 0
         self._forget_pins()
-        self._forked = False
         self._closed = False
         GATE.register(self)
         _runtimes.add(self)
@@ -336,7 +335,6 @@ class Runtime(StoreWords):
         self._slot = None
         self.withdraw_pins()
         self._forget_pins()
-        self._forked = True
 
     def inherited(self) -> list[object]:
         """Return the objects that a child of an unquiet fork must never touch."""
