@@ -34,6 +34,7 @@ from txnkv.tables import Outcome
 from txnkv.topics import (
     HELD_BYTES,
     KEY_SHARED,
+    MANY,
     Encoded,
     Exclusive,
     ExclusiveReader,
@@ -67,10 +68,6 @@ _log = logging.getLogger("txnkv")
 _DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
 _TIMES: Final = (int, float, type(None))
 """Classes of a `timeout` that need no look."""
-
-
-class _Stirred(Exception):
-    """There may be something to be delivered again."""
 
 
 def subscribe(
@@ -237,18 +234,29 @@ class Subscription(Closing):
         if found or (timeout is not None and timeout <= 0):
             self._on_its_way = False  # nothing is called until the caller has them
             return found
-        waiting = Waiting(self._engine.watch, deadline(timeout), self._check)
-        while True:
-            waiting.mark()
-            found = self._take(max_messages)
-            if found:
-                self._on_its_way = False
-                return found
-            try:
-                if not waiting.wait(self._is_pending()):
-                    return []
-            except _Stirred:
-                continue
+        waiting = self._waiting(deadline(timeout))
+        assert waiting is not None
+        try:
+            while True:
+                waiting.mark()
+                found = self._take(max_messages)
+                if found or not waiting.wait(self._is_pending()):
+                    self._on_its_way = False
+                    return found
+        finally:
+            waiting.end()
+
+    def _waiting(self, until: int | None) -> Waiting | None:
+        """A wait for messages of this consumer; None: it is done on another host."""
+        info, numbers = self.info, self._partitions
+        group = None if numbers is None else tuple(numbers)
+        return Waiting(
+            self._engine.watch,
+            until,
+            self._check,
+            (info.id, group) if info.type in MANY else None,
+            each_its_own=info.type == KEY_SHARED,
+        )
 
     def __iter__(self) -> Iterator[Message]:
         """Messages without end; each waits until there is one."""
@@ -355,10 +363,9 @@ class Subscription(Closing):
         return message.value
 
     @brief
-    def _check(self) -> None:
+    def _check(self) -> bool:
         self._require_open()
-        if self._reader.stirred():
-            raise _Stirred
+        return self._reader.stirred()
 
     @brief
     def _is_pending(self) -> bool:

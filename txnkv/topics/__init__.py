@@ -118,6 +118,7 @@ from txnkv.topics.retention import delete_after, delete_below
 from txnkv.topics.subscription_catalog import (
     EXCLUSIVE,
     KEY_SHARED,
+    MANY,
     OPTIONS,
     Place,
     SubscriptionInfo,

@@ -12,6 +12,8 @@ import pytest
 import txnkv
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import send, take
+from txnkv.coordinator import Timestamp
+from txnkv.topics import LeaseReader, waiting
 
 
 @pytest.fixture
@@ -64,9 +66,9 @@ def test_one_looks_for_all_that_wait(
     watch = internals.topics(client).watch
     real = watch.nap
 
-    def nap(waiting: Any, seconds: float) -> None:
+    def nap(*args: Any) -> None:
         lookers.append(threading.current_thread())
-        real(waiting, seconds)
+        real(*args)
 
     subs = subscribed(topic, 20)
     found = [receivers(sub) for sub in subs]
@@ -87,7 +89,7 @@ def test_another_leads_when_the_first_has_its_message(
 ) -> None:
     other = client.create_topic("other")
     first = receivers(other.subscribe("s"))
-    until(lambda: internals.topics(client).watch._led)
+    until(lambda: internals.topics(client).watch._leader is not None)
     rest = [receivers(sub) for sub in subscribed(topic, 6)]
     until(lambda: asleep(client) == 6)
     send(client, "other", topic="other")
@@ -119,7 +121,7 @@ def test_what_no_change_shows_wakes_whom_it_concerns(
     txn.ack(exclusive, take(exclusive))
     take(shared)
     receivers(client.create_topic("other").subscribe("s"))
-    until(lambda: internals.topics(client).watch._led)
+    until(lambda: internals.topics(client).watch._leader is not None)
     concerned = shared if kind == "lease" else exclusive
     found = receivers(concerned)
     if kind == "rollback":
@@ -133,3 +135,131 @@ def test_what_no_change_shows_wakes_whom_it_concerns(
     else:
         assert found[0].value == b"0"
     send(client, "end", topic="other")
+
+
+# -- groups ----------------------------------------------------------------------------
+
+
+def test_one_of_those_that_share_looks_for_a_message(
+    client: txnkv.Client, topic: txnkv.Topic, receivers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All woke at each commit, and queued for the write lock: 500 took 53 s for 500 messages."""
+    monkeypatch.setattr(waiting, "_ROUND", 1 << 60)  # nobody looks but for a message
+    internals.topics(client).watch._next_round = 1 << 62
+    subs = [topic.subscribe("s", type="shared") for _ in range(20)]
+    found = [receivers(sub) for sub in subs]
+    until(lambda: asleep(client) == 19)
+    lookers: list[Any] = []
+    real = LeaseReader.take
+
+    def take(reader: LeaseReader, most: int) -> Any:
+        lookers.append(reader)
+        return real(reader, most)
+
+    with monkeypatch.context() as counted:
+        counted.setattr(LeaseReader, "take", take)
+        send(client, 0)
+        until(lambda: any(found))
+        time.sleep(0.2)
+        assert len({*lookers}) <= 3  # and who comes next, and who leads
+    for n in range(1, 20):
+        send(client, n)
+    until(lambda: all(found))
+    assert sorted(int(each[0].value) for each in found) == list(range(20))
+
+
+def test_those_that_share_keys_all_get_what_is_theirs(
+    client: txnkv.Client, topic: txnkv.Topic, receivers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a round that would mend it."""
+    monkeypatch.setattr(waiting, "_ROUND", 1 << 60)
+    internals.topics(client).watch._next_round = 1 << 62
+    subs = [topic.subscribe("s", type="key_shared") for _ in range(8)]
+    found = [receivers(sub) for sub in subs]
+    until(lambda: asleep(client) == 7)
+    n = 0
+    while not all(found):
+        send(client, n, key=str(n))
+        n += 1
+        assert n < 2000
+    taken = [each[0].offset for each in found]
+    assert len({*taken}) == 8
+
+
+class Told:
+    """Waits of one group, as tasks have them, in a store that changes when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n: int, *, each_its_own: bool) -> None:
+        monkeypatch.setattr(waiting, "_ROUND", 1 << 60)
+        self.woken: list[int] = []
+        self.number = 2
+        self.watch = waiting.Watch(self, self)  # type: ignore[arg-type]
+        self.watch._next_round = 1 << 62
+        self.watch._onlooker = waiting._Onlooker(self.watch, None)  # it does nothing
+        self.waits = [
+            waiting.Waiting(self.watch, None, group="g", each_its_own=each_its_own)
+            for _ in range(n)
+        ]
+        self.sleepers: dict[Any, Any] = {}
+        for i in range(n):
+            self.look(i)
+
+    def change_word(self) -> int:
+        return self.number
+
+    def latest(self) -> Timestamp:
+        return Timestamp(self.number)
+
+    def look(self, i: int) -> None:
+        """One of them looks, finds nothing, and waits."""
+        self.waits[i].mark()
+        self.waits[i].tell(lambda: self.woken.append(i))
+
+    def change(self) -> None:
+        self.number += 2
+        self.watch.notice()
+
+
+def test_the_next_of_a_group_is_woken_when_one_has_found_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, 5, each_its_own=False)
+    assert told.woken == []
+    told.change()
+    told.change()
+    assert told.woken == [0]
+    told.waits[0].end()
+    assert told.woken == [0, 1]
+    told.look(1)
+    assert told.woken == [0, 1]
+    told.change()
+    assert told.woken == [0, 1, 2]  # they have not looked for longer
+    told.waits[3].end()  # gives up, and has no turn to pass on
+    assert told.woken == [0, 1, 2]
+    told.waits[2].mark()
+    told.number += 2  # behind its look
+    told.watch.notice()
+    assert told.woken == [0, 1, 2]
+    told.waits[2].tell(lambda: told.woken.append(2))
+    assert told.woken == [0, 1, 2, 2]
+
+
+def test_each_of_a_group_looks_in_its_turn_where_each_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, 4, each_its_own=True)
+    told.change()
+    for _ in range(3):
+        told.look(told.woken[-1])
+    assert told.woken == [0, 1, 2, 3]
+    told.change()
+    told.look(3)
+    assert told.woken == [0, 1, 2, 3, 0]
+
+
+def test_a_turn_that_is_lost_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, 3, each_its_own=False)
+    monkeypatch.setattr(waiting, "_ROUND", 0)
+    told.change()
+    told.change()
+    assert told.woken == [0, 1]
