@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+import txnkv.aio
 from tests.remote.conftest import SCHEMA
 from tests.remote.test_faults import _until
 from txnkv.remote import unpack
@@ -209,3 +211,24 @@ def test_a_client_that_waits_for_a_long_request_is_not_gone(store: txnkv.Client)
         assert not waiting.closed
     finally:
         connected.close()
+
+
+def test_tasks_that_wait_at_a_server_keep_no_thread_from_others(
+    remote: Callable[..., txnkv.Client],
+) -> None:
+    async def work() -> None:
+        async with txnkv.aio.connect(remote().path) as client:
+            topic = await client.topic("events")
+            subs = [await topic.subscribe("s", "shared") for _ in range(20)]
+            before = len(client._calls._pool._threads)
+            tasks = [asyncio.ensure_future(sub.receive(timeout=60)) for sub in subs]
+            while len(client._calls.patient._pool._threads) < 20:
+                await asyncio.sleep(0.005)
+            assert len(client._calls._pool._threads) == before
+            async with client.transaction() as txn:
+                for _ in range(20):
+                    await txn.send(topic, b"a")
+            found = await asyncio.gather(*tasks)
+            assert sorted(each.offset for each in found if each is not None) == list(range(20))
+
+    asyncio.run(work())

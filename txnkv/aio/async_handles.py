@@ -1,14 +1,17 @@
 """Tables, snapshots and scans for asyncio; topics, consumers, subscriptions and producers;
 sessions and transactions.
 
-A wait for messages holds a thread for a tenth of a second at a time. A call that is cancelled
-while it waits loses nothing: what it would have returned is returned by the next one.
+A task that waits for messages holds no thread: it looks, and is told when to look again. On another
+host it is asked for, with a thread that has nothing else to do. A call that is cancelled while it
+waits loses nothing: what it would have returned is returned by the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
@@ -28,7 +31,15 @@ from txnkv.client import (
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
 from txnkv.tables import Schema, TableInfo, lookup
-from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicChanges, TopicInfo
+from txnkv.topics import (
+    Message,
+    MessageId,
+    SubscriptionInfo,
+    TopicChanges,
+    TopicInfo,
+    Waiting,
+    require_time,
+)
 from txnkv.transaction import (
     BUFFER_BYTES,
     Acknowledged,
@@ -46,6 +57,12 @@ W = TypeVar("W", bound=Session | Transaction)
 C = TypeVar("C", bound=Consumer | GroupConsumer | Subscription | Producer)
 
 _SLICE: Final = 0.1
+"""Seconds for which another host is asked to wait at first; later for longer."""
+_LONGEST: Final = 1.0
+_PENDING: Final = 0.002
+"""Seconds until the next look for what is on its way."""
+_UNTOLD: Final = 5.0
+"""Seconds after which a task looks all the same."""
 
 
 # -- transactions ----------------------------------------------------------------------
@@ -252,7 +269,7 @@ class AsyncSnapshot(ClosingWrapper[Snapshot]):
 
 
 class _Round:
-    """One call on a thread that waits for messages.
+    """One call on a thread that looks for messages.
 
     Attributes:
         found: what it gave.
@@ -263,52 +280,116 @@ class _Round:
     abandoned = False
 
 
+class _Told(asyncio.Event):
+    """Set when there may be something new.
+
+    Attributes:
+        pending: something is on its way, of which nobody tells.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task_loop = asyncio.get_running_loop()
+        self.pending = False
+
+    def tell(self) -> None:
+        """Set it, from whichever thread."""
+        with suppress(RuntimeError):  # the loop was closed
+            self._task_loop.call_soon_threadsafe(self.set)
+
+
 class _Waiting:
     """Calls of one object that wait for messages. What one of them gave whose task was cancelled
     goes back to the object, before the next call for it, of whatever kind.
 
     Args:
         turn: of the object's calls.
+        blocking: the object.
         undo: as if the last of those calls had not been.
     """
 
-    def __init__(self, turn: InTurn, undo: Callable[[], None]) -> None:
+    def __init__(self, turn: InTurn, blocking: Any, undo: Callable[[], None]) -> None:
         self._turn = turn
+        self._blocking = blocking
         self._undo = undo
         self._last = _Round()
         self._under_way: asyncio.Future[Any] | None = None
 
     async def __call__(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Call until something comes, or the time is over; what it gave last."""
+        if timeout is not None:
+            require_time(timeout)
         loop = asyncio.get_running_loop()
-        end = None if timeout is None else loop.time() + timeout
+        end = math.inf if timeout is None else loop.time() + timeout
+        waiting: Waiting | None = self._blocking._waiting(None)
+        if waiting is None:
+            return await self._at_the_server(call, end)
+        told, pause = _Told(), _PENDING
+        try:
+            while True:
+                told.clear()
+                looks = self._turn.calls.looks
+                found: T = await self._round(looks, self._look, call, waiting, told)
+                left = end - loop.time()
+                if _some(found) or left <= 0:
+                    return found
+                most = pause if told.pending else _UNTOLD
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, most)):
+                        await told.wait()
+                pause = min(pause * 2, _SLICE) if told.pending else _PENDING
+        finally:
+            waiting.end()
+
+    async def _at_the_server(self, call: Callable[[float], T], end: float) -> T:
+        """Call, each time for longer, but not so long that one that is cancelled keeps the next
+        one for long.
+        """
+        loop, wait = asyncio.get_running_loop(), _SLICE
         while True:
-            wait = _SLICE if end is None else min(_SLICE, max(0.0, end - loop.time()))
-            before = self._under_way
-            if before is not None and not before.done() and before.get_loop() is loop:
-                await asyncio.wait([before])  # one that began later might else be first
-            made = _Round()
-            inner = asyncio.ensure_future(self._turn(self._call, made, call, wait))
-            self._under_way = inner
-            inner.add_done_callback(_looked_at)
-            try:
-                found: T = await asyncio.shield(inner)
-            except asyncio.CancelledError:
-                made.abandoned = True
-                raise
-            if _some(found) or (end is not None and loop.time() >= end):
+            left = max(0.0, end - loop.time())
+            found: T = await self._round(self._turn.calls.patient, call, min(wait, left))
+            if _some(found) or loop.time() >= end:
                 return found
+            wait = min(wait * 1.5, _LONGEST)
+
+    async def _round(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
+        """Call on a thread of these. Cancelled, it goes on, and the next one is behind it."""
+        loop, before = asyncio.get_running_loop(), self._under_way
+        if before is not None and not before.done() and before.get_loop() is loop:
+            await asyncio.wait([before])  # one that began later might else be first
+        made = _Round()
+        inner = asyncio.ensure_future(calls(self._turn.alone, self._call, (made, fn, *args), {}))
+        self._under_way = inner
+        inner.add_done_callback(_looked_at)
+        try:
+            return await asyncio.shield(inner)
+        except asyncio.CancelledError:
+            made.abandoned = True
+            raise
 
     async def now(self, fn: Callable[..., T], *args: Any) -> T:
         """Call once, when what was abandoned is back."""
-        return await self._turn(self._settled, fn, *args)
+        return await self._turn(self.settled, fn, *args)
 
-    def _call(self, made: _Round, call: Callable[[float], T], wait: float) -> T:
-        found = self._settled(call, wait)
+    def _call(self, made: _Round, fn: Callable[..., T], *args: Any) -> T:
+        found = self.settled(fn, *args)
         made.found, self._last = found, made
         return found
 
-    def _settled(self, fn: Callable[..., T], *args: Any) -> T:
+    def _look(self, call: Callable[[float], T], waiting: Waiting, told: _Told) -> T:
+        """Call, and have the task told when to call again."""
+        waiting.mark()
+        found = call(0)
+        if _some(found):
+            waiting.end()
+        else:
+            told.pending = self._blocking._is_pending()
+            waiting.tell(told.tell)
+        return found
+
+    def settled(self, fn: Callable[..., T], *args: Any) -> T:
+        """Call when what was abandoned is back."""
         last, self._last = self._last, _Round()
         if last.abandoned and _some(last.found):
             self._undo()
@@ -349,7 +430,7 @@ class AsyncConsumer(_Held[Consumer]):
 
     def __init__(self, consumer: Consumer, calls: Calls) -> None:
         super().__init__(consumer, calls)
-        self._waiting = _Waiting(self._turn, consumer.unpoll)
+        self._waiting = _Waiting(self._turn, consumer, consumer.unpoll)
 
     async def poll(self, *, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """The next messages; none when the time is over."""
@@ -383,7 +464,7 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
 
     def __init__(self, consumer: GroupConsumer, calls: Calls) -> None:
         super().__init__(consumer, calls)
-        self._waiting = _Waiting(self._turn, consumer.unpoll)
+        self._waiting = _Waiting(self._turn, consumer, consumer.unpoll)
 
     async def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         """The next messages of its partitions; none when the time is over."""
@@ -399,7 +480,7 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
             await self._waiting.now(commit)
         else:  # the turns of both: a poll that was cancelled may be under way
             settled = (commit, txn.blocking)
-            await txn._turn(self._turn._alone, self._waiting._settled, settled, {})
+            await txn._turn(self._turn.alone, self._waiting.settled, settled, {})
 
 
 class AsyncSubscription(_Held[Subscription]):
@@ -416,7 +497,7 @@ class AsyncSubscription(_Held[Subscription]):
 
     def __init__(self, subscription: Subscription, calls: Calls) -> None:
         super().__init__(subscription, calls)
-        self._waiting = _Waiting(self._turn, subscription.unreceive)
+        self._waiting = _Waiting(self._turn, subscription, subscription.unreceive)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is over."""

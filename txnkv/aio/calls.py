@@ -51,6 +51,7 @@ Awaited: TypeAlias = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 _THREADS: Final = min(32, (os.cpu_count() or 1) + 12)
 _PATIENT: Final = 512
+_LOOKS: Final = max(2, min(4, os.cpu_count() or 1))
 _END: Final = object()
 
 
@@ -126,16 +127,24 @@ class Calls:
     Args:
         threads: how many.
         may_wait: calls may wait while others have the right of way.
-        patient: those of calls that wait for locks, so many that who has one finds a thread.
+        patient: those of calls that wait for locks, so many that who has one finds a thread, or
+            for another host.
+        looks: those that look for messages on behalf of tasks that wait, few, so that many who are
+            woken at once keep no thread from others.
     """
 
     def __init__(
-        self, threads: int = _THREADS, *, may_wait: bool = False, patient: Calls | None = None
+        self,
+        threads: int = _THREADS,
+        *,
+        may_wait: bool = False,
+        patient: Calls | None = None,
+        looks: Calls | None = None,
     ) -> None:
         begin = None if may_wait else has_others_to_do
         self._pool = ThreadPoolExecutor(threads, initializer=begin, thread_name_prefix="txnkv-aio")
         self._closed = False
-        self.patient = patient or self
+        self.patient, self.looks = patient or self, looks or self
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread. Cancelled before it begins, it is not called.
@@ -164,14 +173,14 @@ class Calls:
 
     def close(self) -> None:
         """Let the threads end when they have done what they were given."""
-        for each in (self, self.patient):
+        for each in (self, self.patient, self.looks):
             each._closed = True
             each._pool.shutdown(wait=False)
 
 
 def calls_of_a_client() -> Calls:
-    """The threads of a client's calls, and of those of its transactions with partition locks."""
-    return Calls(patient=Calls(_PATIENT))
+    """The threads of a client's calls, and those of calls that wait."""
+    return Calls(patient=Calls(_PATIENT), looks=Calls(_LOOKS))
 
 
 async def _to_the_end(future: Awaitable[T]) -> T:
@@ -197,16 +206,16 @@ class InTurn:
     """
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+        self.calls = calls
         self._lock = new_lock()
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""
-        return await self._calls(self._alone, fn, args, kwargs)
+        return await self.calls(self.alone, fn, args, kwargs)
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread to the end, as `Calls.to_the_end`."""
-        return await self._calls.to_the_end(self._alone, fn, args, {})
+        return await self.calls.to_the_end(self.alone, fn, args, {})
 
     async def quick(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call here what only touches memory; on a thread when another call is under way."""
@@ -219,9 +228,9 @@ class InTurn:
 
     async def submitted(self, fn: Callable[[], Future[T]]) -> T:
         """Call what gives a future, and wait for that. Cancelled, it is called and goes on."""
-        calling = asyncio.wrap_future(self._calls._submit(self._alone, fn, (), {}))
+        calling = asyncio.wrap_future(self.calls._submit(self.alone, fn, (), {}))
         return await asyncio.shield(asyncio.wrap_future(await asyncio.shield(calling)))
 
-    def _alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    def alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         with self._lock:
             return fn(*args, **kwargs)

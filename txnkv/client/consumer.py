@@ -411,9 +411,9 @@ class Consumer(Closing):
             raise RuntimeError("two threads poll one consumer: give each of them its own")
         self._user = me
         try:
-            return self._wait(
-                most, Waiting(self._engine.watch, deadline(timeout), self._require_open)
-            )
+            waiting = self._waiting(deadline(timeout))
+            assert waiting is not None
+            return self._wait(most, waiting)
         finally:
             self._user = None
 
@@ -432,6 +432,10 @@ class Consumer(Closing):
         columns, fields = rows.columns, list(rows.schema)
         columns[at : at + 1], fields[at : at + 1] = values.columns, list(values.schema)
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    def _waiting(self, until: int | None) -> Waiting | None:
+        """A wait for messages of this consumer; None: it is done on another host."""
+        return Waiting(self._engine.watch, until, self._require_open)
 
     def _wait(self, most: int, waiting: Waiting) -> _Parts:
         while True:

@@ -43,7 +43,7 @@ from txnkv.errors import (
     require_text,
 )
 from txnkv.storage import WhenDropped, clock
-from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start
+from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start, Waiting
 from txnkv.transaction import Closing, Transaction
 
 _log = logging.getLogger("txnkv")
@@ -206,6 +206,17 @@ class GroupConsumer(Closing):
             if not self._skip_lost():
                 raise
             return self._read(most, wait)
+
+    def _waiting(self, until: int | None) -> Waiting | None:
+        """A wait for messages, and for the next look at the members, as `Consumer` has it."""
+        return self._topic._waiting(until, self._has_to_look)
+
+    def _has_to_look(self) -> bool:
+        self._require_open()
+        return clock.monotonic_micros() >= self._next_look
+
+    def _is_pending(self) -> bool:
+        return self._reader is not None and self._reader._is_pending()
 
     def unpoll(self) -> None:
         """Undo the last `poll`: the next one gives its messages again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Unpack
 
@@ -27,6 +27,7 @@ from txnkv.topics import (
     TopicChanges,
     TopicEngine,
     TopicInfo,
+    Waiting,
     bounds,
     delete_after,
     delete_below,
@@ -355,6 +356,15 @@ class Topic(Closing):
         engine = self._connection.instance.topics
         self.info = engine.current(self.info)
         return engine
+
+    def _waiting(self, until: int | None, check: Callable[[], bool]) -> Waiting | None:
+        """A wait for something new, or until `check` tells; None: it is done on another host."""
+
+        def is_stirred() -> bool:
+            self._connection.require_open()
+            return check()
+
+        return Waiting(self._connection.instance.topics.watch, until, is_stirred)
 
     def _places(self, side: str, offsets: Any) -> list[tuple[Partition, int]]:
         """Partitions that are named, ascending, with an offset of each."""

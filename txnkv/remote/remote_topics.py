@@ -81,6 +81,9 @@ class RemoteTopic(RemoteHandle, Topic):
     def subscribe(self, *args: Any, **named: Any) -> Subscription:
         return RemoteSubscription(self, args, named)
 
+    def _waiting(self, until: int | None, check: Callable[[], bool]) -> None:
+        """See `txnkv.Topic`: none waits here."""
+
     def producer(self, name: str | None = None, **options: Any) -> Producer:
         return RemoteProducer(self._connection, self.info, name, **options)
 
@@ -103,6 +106,9 @@ class _Polling(RemoteHandle):
                 raise UnavailableError(f"{self.channel.address} was lost; ask again") from error
             if found["rows"].num_rows or (end is not None and time.monotonic() >= end):
                 return found
+
+    def _waiting(self, until: int | None) -> None:
+        """See `txnkv.Consumer`: none waits here."""
 
     def _messages(self, found: Mapping[str, Any]) -> list[Message]:
         if found.get("stages", 0) > len(self._info.options.values):
