@@ -86,7 +86,7 @@ class TableInfo:
     def whole(self, floor: int) -> TableInfo:
         """The table with every column that some snapshot from `floor` on has."""
         ends = [*(each.since for each in self.older[1:]), self.since]
-        seen = [each.schema for each, end in zip(self.older, ends, strict=True) if end > floor]
+        seen = [each.schema for each, end in zip(self.older, ends, strict=False) if end > floor]
         if not seen:
             return self
         schema = whole([*seen, self.schema])
