@@ -45,6 +45,11 @@ def large(turn):
         joined.send("events", b"y")
         joined.flush()
 
+def replace(turn):
+    with client.transaction() as txn:
+        txn.serialize()
+        txn.write("t", rows(7 * (turn % 2), 14), op="upsert")
+
 def look(turn):
     table.get(turn % 7)
     with client.snapshot() as snapshot:
@@ -71,7 +76,7 @@ def produce(turn):
     with events.producer(f"p{turn}") as producer:
         producer.send(b"z").result()
 
-works = [small, small, large, look, own, read, produce,
+works = [small, small, large, replace, replace, look, own, read, produce,
          lambda turn: consume(["exclusive", "shared"][turn % 2])]
 
 def run(work):

@@ -16,6 +16,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv import core
+from txnkv.storage import new_rlock
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
 from txnkv.tables.tablets.manifest import RowSetInfo
@@ -164,6 +165,7 @@ def test_two_finalize_at_once(
     def second() -> None:
         if once:
             once.clear()
+            tablet.turn = new_rlock()  # as in another process
             other = threading.Thread(target=by_hand, args=(client,))
             other.start()
             other.join()
@@ -343,3 +345,36 @@ def test_settle_goes_by_commit_and_leaves_later_ones(
     left = [info.stamp for info in infos(client, tablet) if not info.resolved]
     assert left == [stamps[2]]
     assert seen(table) == {i: f"new {i}" if i not in (2, 3, 6, 7) else str(i) for i in range(10)}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_many_that_commit_at_once_take_turns(client: txnkv.Client, fails: bool) -> None:
+    """Each is resolved once, by whichever thread; one that fails keeps nobody."""
+    schema = txnkv.Schema({"id": "int64", "v": "int64"}, primary_key=["id"])
+    table = client.create_table("halves", schema, txnkv.hash_partition("id", 4))
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"id": range(100), "v": [0] * 100}))
+    txns = [begin(client) for _ in range(12)]
+    for i, txn in enumerate(txns):
+        keys = range(8 * i, 8 * i + 1 + i % 8)  # of one tablet, or of several
+        txn.write(table, pa.table({"id": keys, "v": [i + 1] * len(keys)}), "upsert")
+    decided, resolved = threading.Barrier(len(txns)), list[int]()
+    arm("commit.decided", decided.wait)
+    arm("resolve.resolved", "error@3" if fails else lambda: resolved.append(1))
+    failed: list[OSError] = []
+
+    def commit(txn: txnkv.Transaction) -> None:
+        try:
+            txn.commit()
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=commit, args=(txn,)) for txn in txns]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    disarm()
+    assert (len(failed), len(resolved)) == ((1, 0) if fails else (0, len(txns)))
+    wanted = {8 * i + n: i + 1 for i in range(12) for n in range(1 + i % 8)}
+    assert {row["id"]: row["v"] for row in table.scan() if row["v"]} == wanted

@@ -18,12 +18,18 @@ Two things are kept so that the right row is found:
   and is still being finalized is finalized first: `settle`.
 - A compaction may retire a row set between the look and the note in status.db. The note says so,
   and the work is done again against what took its place.
+
+Threads that finalize in one tablet of a process take turns: the first does what all of them would
+do, and the others find little left. Nothing rests on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -142,6 +148,29 @@ def supersede(
     return deletes
 
 
+@contextmanager
+def _turns(tables: Tables, tablet_ids: Sequence[int]) -> Iterator[None]:
+    """Have the turn in these tablets. They are waited for in one order; inside, where an earlier
+    commit is finalized first, those of its tablets that others have are not waited for.
+    """
+    tablets = [each for each in map(tables.tablet, sorted(tablet_ids)) if each is not None]
+    inside = _here.inside
+    with ExitStack() as held:
+        for tablet in tablets:
+            if tablet.turn.acquire(blocking=not inside):
+                held.callback(tablet.turn.release)
+        _here.inside = True
+        held.callback(setattr, _here, "inside", inside)
+        yield
+
+
+class _Here(threading.local):
+    inside = False
+
+
+_here: Final = _Here()
+
+
 class _Replaced(Exception):
     """A row set that got deletes was replaced before they were noted."""
 
@@ -168,12 +197,20 @@ class Resolution:
         Returns:
             Errors by tablet. There nothing is stamped: its row sets go on hiding rows by key.
         """
+        with _turns(self._tables, self._look()):
+            return self._finalize()
+
+    def _look(self) -> list[int]:
+        """Look at what is left to do; return the tablets in which something is replaced."""
+        with self._tables.store.status.read() as cur:
+            self._staged = {
+                id: _in_order(manifest.staged(cur, self._row.txn_id, id)) for id in self._ids
+            }
+        return [id for id, infos in self._staged.items() if any(map(_replaces, infos))]
+
+    def _finalize(self) -> dict[int, Exception]:
         while True:
-            with self._tables.store.status.read() as cur:
-                self._staged = {
-                    id: _in_order(manifest.staged(cur, self._row.txn_id, id)) for id in self._ids
-                }
-            replacing = [id for id, infos in self._staged.items() if any(map(_replaces, infos))]
+            replacing = self._look()  # another thread may have done it when its turn came before
             try:
                 noted, failed = self._resolve(replacing) if replacing else ({}, {})
                 for id in failed:

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import EPOCH, GATE, READ_ID, Store, brief
+from txnkv.storage import EPOCH, GATE, READ_ID, Store, brief, new_rlock
 from txnkv.tables import table_history
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
@@ -250,12 +250,17 @@ def _hides(info: RowSetInfo) -> bool:
 
 
 class Tablet(TabletFiles):
-    """One tablet in this process. Shared by threads."""
+    """One tablet in this process. Shared by threads.
+
+    Attributes:
+        turn: of the thread that finalizes commits in it, see `intents`.
+    """
 
     def __init__(
         self, store: Store, table: TableInfo, number: int, log: CommitLog, memory: CommittedMemory
     ) -> None:
         super().__init__(store, table, number)
+        self.turn = new_rlock()
         self._log = log
         self._memory = memory
         self._state: TabletState | None = None
