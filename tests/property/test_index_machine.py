@@ -34,7 +34,6 @@ import txnkv
 from tests import internals
 from tests.property.machine_tools import in_child
 from txnkv.client import indexes
-from txnkv.tables import staging
 from txnkv.tables.write import write_buffer
 
 Row = dict[str, Any]
@@ -437,15 +436,15 @@ def size(large: bool) -> Iterator[None]:
 @contextmanager
 def between(write: Callable[[], None]) -> Iterator[None]:
     """A few rows are filled in at a time, and others write before that is committed."""
-    stage = staging.stage_lacking
+    step = indexes._Build._write_lacking
 
     def staged(*args: Any) -> Any:
-        found = stage(*args)
+        found = step(*args)
         write()
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "stage_lacking", staged)
+        patch.setattr(indexes._Build, "_write_lacking", staged)
         patch.setattr(indexes, "_FIRST_ROWS", 3)
         patch.setattr(indexes, "_MOST_ROWS", 4)
         patch.setattr(indexes, "_LONGEST_PAUSE", 0.0)

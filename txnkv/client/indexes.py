@@ -3,7 +3,8 @@
     create_index     the catalog has it, "building": whoever begins to write from now on writes its
                      entries too, and who began before is refused at the commit
     fill             by ranges of keys: what rows lack, looked for in a snapshot, is committed,
-                     unless one of those rows was changed meanwhile; then again, fewer at a time
+                     unless one of those rows was changed meanwhile; then again, with the right of
+                     way if that goes on, and fewer at a time if that does not help
     ready            the catalog says so: snapshots from here on read it
 
 A range that was filled stays so, for all that is written there since writes its entries. Who is
@@ -33,11 +34,21 @@ from txnkv.errors import (
     TransactionLockedError,
     TxnkvError,
 )
-from txnkv.storage import MaintenanceLock, back_off, declare_fault_point, fault_point
+from txnkv.storage import (
+    CONFLICTS,
+    Contender,
+    MaintenanceLock,
+    back_off,
+    caller,
+    declare_fault_point,
+    fault_point,
+)
 from txnkv.tables import (
     ChangedRows,
+    Evaluated,
     IndexInfo,
     KeyRange,
+    Lacking,
     Piece,
     ReadView,
     Schema,
@@ -50,8 +61,9 @@ from txnkv.tables import (
     lookup,
     scan,
     staging,
+    write_buffer,
 )
-from txnkv.transaction import Connection, Transaction
+from txnkv.transaction import Connection, Transaction, TxnContext
 
 declare_fault_point("index.added", "a table has an index that is to be built")
 declare_fault_point("index.filled", "entries of a range of keys are committed")
@@ -61,8 +73,11 @@ _MOST_ROWS = 1 << 20
 _FIRST_ROWS = 1 << 17
 """Rows of a range that is filled at once."""
 
+_SETTLING: Final = 0.005
+"""Seconds for those that began before it had the right of way, to end."""
 _FIRST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.5
+"""Seconds from one look at a lock to the next."""
 
 
 @dataclass(frozen=True)
@@ -176,18 +191,42 @@ class _Build:
     def _fill(self, number: int) -> None:
         """Fill in the entries of the rows of one tablet."""
         low: bytes | None = None
-        rows, tries = _FIRST_ROWS, 0
+        rows = _FIRST_ROWS
         while True:
-            try:
-                last = self._step(number, low, rows)
-            except (TransactionConflictError, TransactionLockedError):
-                rows, tries = max(rows // 8, 1), tries + 1
-                time.sleep(back_off(tries, _FIRST_PAUSE, _LONGEST_PAUSE))
-                continue
+            last, filled, lost = self._piece(number, low, rows)
             if last is None:
                 return
             fault_point("index.filled")
-            low, rows, tries = last + b"\0", min(rows * 2, _MOST_ROWS), 0
+            low = last + b"\0"
+            rows = filled if lost else min(filled * 2, _MOST_ROWS)
+
+    def _piece(self, number: int, low: bytes | None, rows: int) -> tuple[bytes | None, int, bool]:
+        """Fill in the entries of some rows beside those who write.
+
+        Returns:
+            The last key, None at the end; in how many rows, at most, that succeeded; and whether it
+            was tried before.
+        """
+        lost = locked = 0
+        while True:
+            turn, pause = Contender(self._connection.instance.store.right_of_way), 0.0
+            try:
+                for _ in range(CONFLICTS + 1):
+                    turn.wait()
+                    if turn.take(caller()):
+                        time.sleep(_SETTLING)
+                    try:
+                        return self._step(number, low, rows), rows, lost > 0
+                    except TransactionConflictError:
+                        turn.lost()
+                        lost += 1
+                rows = max(rows // 4, 1)  # it takes longer than others wait, or they do not wait
+            except TransactionLockedError:
+                locked += 1
+                pause = back_off(locked, _FIRST_PAUSE, _LONGEST_PAUSE)
+            finally:
+                turn.end()
+            time.sleep(pause)
 
     def _step(self, number: int, low: bytes | None, rows: int) -> bytes | None:
         """Fill in the entries of some rows in the order of keys; return the last key, None at the
@@ -212,8 +251,7 @@ class _Build:
             )
             if found is None:
                 return None
-            context = txn.context.ensure_large("fill an index")
-            lacks = staging.stage_lacking(engine, context, tablet, index, found)
+            lacks = self._write_lacking(txn.context, tablet, index, found)
             if lacks.twice.n:
                 raise self._twice(table, index, lacks.twice.n, lacks.twice.key(0))
             last = _last_key(tablet, table, found)
@@ -221,6 +259,29 @@ class _Build:
         if self._progress is not None:
             self._progress(self._done, max(self._done, self._total))
         return last
+
+    def _write_lacking(
+        self, context: TxnContext, tablet: Tablet, index: TableIndex, rows: pa.RecordBatch
+    ) -> Lacking:
+        """Write the entries that rows lack. The commit is refused if one of those rows is changed
+        by others until then. Nothing is written where two rows have one value that may be of one
+        alone.
+        """
+        engine, table = self._engine, tablet.table
+        found = _lacking(engine, table, index, ReadView(context.row.snapshot_ts), rows)
+        if found.entries is None or found.twice.n:
+            return found
+        assert context.reads is not None
+        lack = [rows.column(name).take(found.rows) for name in key_of(table)]
+        context.reads.add_keys(tablet.id, tablet.codec.encode(lack))
+        made = [Evaluated(index.tablet, found.entries)]
+        if found.entries.keys.n <= write_buffer.MAX_ROWS:
+            with context.lock:
+                context.rows.put_evaluated(made)
+                context.settle()
+        else:
+            staging.stage_evaluated(engine, context.ensure_large("fill an index"), made)
+        return found
 
     def _twice(self, table: TableInfo, index: TableIndex, count: int, key: bytes) -> RowErrors:
         error = AlreadyPresentError(
@@ -252,6 +313,15 @@ def rows_in_order(
     finally:
         plan.pins.release()
     return found.to_batches()[0] if found.num_rows else None
+
+
+def _lacking(
+    engine: TableEngine, table: TableInfo, index: TableIndex, view: ReadView, rows: pa.RecordBatch
+) -> Lacking:
+    """The entries that rows of a view, of `rows_in_order`, lack there."""
+    key = {name: rows.column(name) for name in key_of(table)}
+    new = {name: rows.column(name) for name in index.beside}
+    return lacking(index, ChangedRows(key, new, None, None), lambda at: view.of(engine, at))
 
 
 # -- check -----------------------------------------------------------------------------
@@ -297,10 +367,7 @@ def _compared(
             rows = rows_in_order(engine, table, index, view, piece, _FIRST_ROWS)
             if rows is None:
                 break
-            key = {name: rows.column(name) for name in key_of(table)}
-            new = {name: rows.column(name) for name in index.beside}
-            changed = ChangedRows(key, new, None, None)
-            found = lacking(index, changed, lambda at: view.of(engine, at))
+            found = _lacking(engine, table, index, view, rows)
             there += found.there
             no += len(found.rows)
             low = _last_key(tablet, table, rows) + b"\0"

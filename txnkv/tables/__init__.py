@@ -80,6 +80,8 @@ from txnkv.tables.table_index import TableIndex, find_index
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest
 from txnkv.tables.write import (
     ChangedRows,
+    Evaluated,
+    Lacking,
     Outcome,
     SmallWrites,
     WriteContext,

@@ -38,9 +38,7 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.tables import table_catalog
 from txnkv.tables.operations import DELETES, PARTIAL
-from txnkv.tables.read import ReadView
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     KIND,
@@ -58,7 +56,6 @@ from txnkv.tables.tablets import (
     manifest,
     put_row_set,
 )
-from txnkv.tables.write.index_changes import ChangedRows, Lacking, lacking
 from txnkv.tables.write.mutations import (
     Evaluated,
     Incoming,
@@ -312,39 +309,6 @@ def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Eva
         checked = manifest.sequence(cur)
     encoded = _claim_and_encode(tables, context.scope, changes)
     _write(tables, context.scope, encoded, _Flight(checked=checked))
-
-
-def stage_lacking(
-    tables: Tables,
-    context: WriteContext,
-    tablet: Tablet,
-    index: TableIndex,
-    rows: pa.RecordBatch,
-) -> Lacking:
-    """Stage the entries that rows lack in an index which is being built. The commit is refused if
-    one of those rows is changed by others until then.
-
-    Args:
-        tables: the tables.
-        context: of a serializable transaction, that reads what is committed.
-        tablet: of the rows.
-        index: that is written.
-        rows: the columns of their keys and of the index.
-
-    Returns:
-        What they lack. Nothing is staged where two rows have one value that may be of one alone.
-    """
-    view = ReadView(context.row.snapshot_ts)
-    schema = tablet.schema
-    key = {name: rows.column(name) for name in schema.primary_key}
-    new = {name: rows.column(name) for name in index.beside}
-    found = lacking(index, ChangedRows(key, new, None, None), lambda at: view.of(tables, at))
-    if found.entries is not None and not found.twice.n:
-        if context.reads is not None:
-            keys = tablet.codec.encode([key[name].take(found.rows) for name in key])
-            context.reads.add_keys(tablet.id, keys)
-        stage_evaluated(tables, context, [Evaluated(index.tablet, found.entries)])
-    return found
 
 
 # -- writing ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, TypeAlias
 
@@ -121,7 +121,11 @@ class SmallWrites(core.Writes):
         """
         view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
         # All of it is looked up before any of it is written.
-        for part in mutations.evaluate(self._tables, table, view, batch, op, outcome):
+        self.put_evaluated(mutations.evaluate(self._tables, table, view, batch, op, outcome))
+
+    def put_evaluated(self, changes: Iterable[Evaluated]) -> None:
+        """Take what is looked up already."""
+        for part in changes:
             statement = self.step()
             if part.rows is not None and part.rows.keys.n:
                 memory = self._of(part.tablet)
