@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.errors import RowErrors
+from txnkv.storage.faults import arm, disarm
 
 MODES = ["manual", "auto_background", "auto_sync"]
 
@@ -148,6 +150,53 @@ def test_a_rollback_forgets_rows_and_errors(client: txnkv.Client, table: txnkv.T
     assert not session.has_pending
     session.close()
     assert table.count() == 0
+
+
+def test_nothing_is_flushed_in_the_background_in_mode_manual(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    session.flush()
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    session.flush_mode = "manual"
+    session.insert(table, (2, None))
+    for timer in timers:
+        timer.join()
+    assert session.has_pending
+    assert table.count() == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_fault_while_much_is_staged_loses_nothing(
+    client: txnkv.Client, table: txnkv.Table, code: int, *, alone: bool
+) -> None:
+    """A write of more than a MiB was told as done, and was gone: nobody tried again to stage it."""
+    topic, session = client.create_topic("e"), client.new_session()
+    faults = [OSError(code, "injected")]
+
+    def fail() -> None:
+        if faults:
+            raise faults.pop()
+
+    arm("lmdb.before_commit", fail)
+    try:
+        if alone:
+            table.upsert((1, "x" * (2 << 20)))
+        else:
+            session.insert(table, (1, "x" * (2 << 20)))
+            session.send(topic, b"y")
+            session.flush()
+    except txnkv.TxnkvError:
+        assert session.has_pending or alone
+        disarm()
+        session.flush()
+    else:
+        disarm()
+        assert table.get(1) is not None
+        assert topic.end_offsets()[0] >= (not alone)
+    assert not faults
 
 
 def test_rows_wait_on_while_the_disk_is_away(

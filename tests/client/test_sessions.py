@@ -433,3 +433,22 @@ def test_what_is_of_others_than_a_dropped_topic_stays(
         session.flush()
     result = session.flush()
     assert (result.inserted, result.sent) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ["two tables", "two topics", "one of each"])
+def test_close_writes_what_is_of_others_than_several_that_are_gone(
+    client: txnkv.Client, table: txnkv.Table, what: str
+) -> None:
+    session = client.new_session()
+    for name in ("one", "two"):
+        if what == "two tables" or (what == "one of each" and name == "one"):
+            made = client.create_table(name, txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+            session.insert(made, (1,))
+            client.drop_table(name)
+        else:
+            session.send(client.create_topic(name), b"x")
+            client.drop_topic(name)
+    session.insert(table, {"id": 1})
+    with pytest.raises(txnkv.TxnkvError, match=r"'(one|two)' was dropped"):
+        session.close()
+    assert table.get(1) is not None

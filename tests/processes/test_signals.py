@@ -498,6 +498,11 @@ def test_ctrl_c_while_another_writes(world: World, call: str) -> None:
     """It comes out of a call that waits, however short the call is when nobody is in the way."""
     world.client.new_transaction().rollback()  # takes a range of ids
     world.client.run(lambda txn: txn.send("m", b"0"))
+    _interrupt_while_another_writes(world, lambda: WAITING[call](world))
+    world.settle()
+
+
+def _interrupt_while_another_writes(world: World, call: Callable[[], object]) -> None:
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -512,9 +517,20 @@ def test_ctrl_c_while_another_writes(world: World, call: str) -> None:
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            WAITING[call](world)
+            call()
         assert held.is_set(), "it waited until the other was done"
     finally:
         let_go.set()
         holder.join()
-    world.settle()
+
+
+def test_a_flush_that_is_interrupted_writes_once(world: World) -> None:
+    """It went on, and what it wrote waited in the session again."""
+    session = world.client.new_session()
+    session.insert("t", (1, "x"))
+    session.send("m", b"1")
+    _interrupt_while_another_writes(world, session.flush)
+    world._until(lambda: world.table.get(1))
+    session.close()
+    assert world.table.get(1) == {"id": 1, "v": "x"}
+    assert world.messages() == Counter({b"1": 1})

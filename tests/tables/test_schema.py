@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -295,6 +297,21 @@ def test_next_id(client: txnkv.Client, table: txnkv.Table, elsewhere: Any) -> No
     found += elsewhere("t = client.table('t'); say([t.next_id() for _ in range(1500)])")
     assert len(set(found)) == len(found) == 900 + 5 + 1500
     assert min(found) >= 1
+
+
+def test_next_id_in_a_forked_child(client: txnkv.Client, table: txnkv.Table) -> None:
+    """It gave what the parent gave next."""
+    before, (read, write) = table.next_id(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            os.write(write, str(table.next_id()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    there = int(os.read(read, 99))
+    os.close(read)
+    os.close(write)
+    assert table.next_id() == before + 1 < there
 
 
 # -- partitioning ----------------------------------------------------------------------

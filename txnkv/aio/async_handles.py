@@ -58,7 +58,7 @@ C = TypeVar("C", bound=Consumer | GroupConsumer | Subscription | Producer)
 
 _SLICE: Final = 0.1
 """Seconds for which another host is asked to wait at first; later for longer."""
-_LONGEST: Final = 1.0
+_LONGEST: Final = 0.25
 _PENDING: Final = 0.002
 """Seconds until the next look for what is on its way."""
 _UNTOLD: Final = 5.0

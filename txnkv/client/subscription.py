@@ -407,7 +407,7 @@ class Subscription(Closing):
             raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
         getattr(txn, how)(self, message)
 
-    @brief
+    @shielded_unless(lambda *_, **__: True)
     def _acknowledge_alone(self, message: Acknowledged, *, cumulative: bool) -> None:
         instance, info, ids = self._connection.instance, self.info, message_ids(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class Table(Closing):
         self._connection = connection
         self.info = info
         self._lock = new_lock()
-        self._row_ids = iter(range(0))
+        self._row_ids, self._ids_of = iter(range(0)), 0  # of which process
         self._reader: core.RowReader | None = None
 
     @property
@@ -481,16 +482,19 @@ class Table(Closing):
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
         self._connection.require_open()
-        found = next(self._row_ids, None)
+        # A forked child has none of those that it inherits.
+        found = next(self._row_ids, None) if self._ids_of == os.getpid() else None
         return self._reserve_ids() if found is None else found
 
     @shielded
     def _reserve_ids(self) -> int:
         with self._lock:
-            if (found := next(self._row_ids, None)) is None:
+            here = os.getpid()
+            found = next(self._row_ids, None) if self._ids_of == here else None
+            if found is None:
                 with self._engine().store.status.write() as cur:
                     found = table_catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
-                self._row_ids = iter(range(found + 1, found + _ROW_IDS))
+                self._row_ids, self._ids_of = iter(range(found + 1, found + _ROW_IDS)), here
             return found
 
     # -- one row, in a transaction of its own ------------------------------------------

@@ -407,13 +407,14 @@ class RemoteSession(RemoteHandle, Session):
         if self._closed:
             return
         try:
-            if self._txn is None or not self._txn.over:
-                self.flush()
+            try:
+                if self._txn is None or not self._txn.over:
+                    self.flush()
+            except (TableNotFoundError, TopicNotFoundError):
+                self._flush_rest()
+                raise
         except RowErrors as error:
             self._refused = error.errors
-            raise
-        except (TableNotFoundError, TopicNotFoundError):
-            self.flush()  # what is of others
             raise
         finally:
             self._closed = True

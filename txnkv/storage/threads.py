@@ -26,11 +26,13 @@ finds the locks of the call that goes on, and waits for them: a second `commit()
 became of the first. A result that nobody takes any more is dropped, and what it held is given
 back as for any other object (below).
 
-Inside of a brief call a shielded one runs right there, as both do on any other thread. What of a
-brief call may have to wait after all is **lengthy**: a shielded call of its own. It is handed over
-in any case, so that it is done to its end; then handlers run again. An exception comes out of the
-wait for it as any error does, and the caller holds nothing that the call needs. Where the system
-gives no thread for it, it is done right there, for others may wait for what was begun.
+Inside of a brief call a shielded one runs right there, as both do on any other thread. Where a
+brief call that writes would have to wait for others that do, it gives up, and is begun anew as a
+shielded one (`shielded_unless`). What else of it may take long is **lengthy**: a shielded call of
+its own. It is handed over in any case, so that it is done to its end; then handlers run again. An
+exception comes out of the wait for it as any error does, and the caller holds nothing that the call
+needs. Where the system gives no thread for it, it is done right there, for others may wait for what
+was begun.
 
 What is as quick as that itself is not shielded: it keeps to memory, or holds what it holds in
 `with` blocks over locks and transactions made in C, which the interpreter enters and leaves in one
@@ -66,6 +68,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from txnkv.core import Handlers
 from txnkv.storage.locks import new_baton, new_event, new_lock
+from txnkv.storage.write_queue import AGAIN, hastily
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -239,15 +242,21 @@ def brief(fn: Callable[P, T]) -> Callable[P, T]:
 def shielded_unless(
     is_brief: Callable[..., bool],
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """`brief` where a look at the arguments shows that it ends soon, else `shielded`."""
+    """`brief` where a look at the arguments shows that it ends soon, else `shielded`; so too where
+    it is kept from its turn to write: a BusyError says that it has done nothing, and it is begun
+    anew.
+    """
 
     def decorate(fn: Callable[P, T]) -> Callable[P, T]:
         @wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not is_exposed():
                 return fn(*args, **kwargs)
-            run = _put_off if _put_off(is_brief, args, kwargs) else _run
-            return run(fn, args, kwargs)  # type: ignore[no-any-return]
+            if _put_off(is_brief, args, kwargs):
+                found = _put_off(hastily, (fn, args, kwargs), {})
+                if found is not AGAIN:
+                    return found  # type: ignore[no-any-return]
+            return _run(fn, args, kwargs)  # type: ignore[no-any-return]
 
         return call
 

@@ -20,10 +20,10 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from txnkv import core
 from txnkv.errors import ClosedError, UnavailableError
@@ -32,12 +32,20 @@ from txnkv.storage.faults import lmdb_error
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
+T = TypeVar("T")
+
 PATIENCE: Final = 2.0
 """Seconds for which background work waits for its turn. A writer that lives and is busy gives the
 turn back a thousand times in that."""
+HASTE: Final = 0.02
+"""Seconds for which a call waits for its turn that is handed to a thread of the library else."""
 _TRIED_ONLY: Final = 10.0
 """Seconds for which a queue that took longer than that is only tried."""
 _STEP: Final = 0.001
+
+
+AGAIN: Final = object()
+"""The answer of `hastily` for a call that has done nothing."""
 
 
 class BusyError(UnavailableError):
@@ -64,6 +72,17 @@ def waiting_for(seconds: float | None) -> Iterator[None]:
     before, _mine.patience = _mine.patience, seconds
     try:
         yield
+    finally:
+        _mine.patience = before
+
+
+def hastily(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T | object:
+    """Call it where nothing queues for longer than HASTE; return AGAIN where it would have to."""
+    before, _mine.patience = _mine.patience, HASTE
+    try:
+        return fn(*args, **kwargs)
+    except BusyError:
+        return AGAIN
     finally:
         _mine.patience = before
 
@@ -161,7 +180,7 @@ class WriteTurn(ABC):
 
     def busy(self) -> BusyError:
         """The error of who does not wait any longer."""
-        if _mine.patience is not None:
+        if _mine.patience is not None and _mine.patience >= PATIENCE:
             self._tried_only = time.monotonic() + _TRIED_ONLY
         return BusyError(
             f"{self._path}: another one is writing, or is stopped while it does. This goes on by "

@@ -14,15 +14,18 @@ their batches are in LMDB: a reader that saw such (`pending`) looks at each step
 
 Those that share a subscription are a group, for which one looks at a time, the one that has not
 looked for the longest. When it found something, the next one looks; where each has keys of its own,
-in any case. All the others of the group look in their turn, one in each round.
+in any case. All the others of the group look in their turn, one in each round; twice as many, where
+those of the last round did not look.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from txnkv.coordinator import CommitLog, Timestamp
@@ -35,6 +38,8 @@ _ASLEEP: Final = 5.0
 """Seconds after which one that sleeps looks by itself, should the leader have been stopped."""
 _ROUND: Final = 100_000
 """Microseconds between two looks for what no change shows: leases that run out, the dead."""
+_NO_TURN: Final = (0, 1)
+_MOST_AT_ONCE: Final = 1024
 _STAYS: Final = 1.0
 """Seconds for which the thread that looks for tasks is kept when none waits."""
 
@@ -77,7 +82,8 @@ class Watch:
         self._next_round = 0
         self._asleep: dict[Waiting, threading.Lock] = {}
         self._told: dict[Waiting, Callable[[], object]] = {}
-        self._turns: dict[Hashable, int] = {}  # by group: until when no other of it is woken
+        # By group: until when no other of it is woken, and how many are then.
+        self._turns: dict[Hashable, tuple[int, int]] = {}
         self._onlooker: _Onlooker | None = None
         self._more = new_baton()
 
@@ -219,7 +225,7 @@ class Watch:
         group looks for: who does passes on to it.
         """
         is_behind = waiting.is_behind(self.now())
-        return is_behind and self._turns.get(waiting.group, 0) <= clock.monotonic_micros()
+        return is_behind and self._turns.get(waiting.group, _NO_TURN)[0] <= clock.monotonic_micros()
 
     def _all(self) -> list[Waiting]:
         with self._lock:
@@ -228,7 +234,8 @@ class Watch:
 
     def _wake_in_turn(self, waiting: Iterable[Waiting]) -> None:
         """Wake these; of each group the one that has not looked for the longest, unless another
-        of it is looking. That one has its turn for a while: it may be kept, or lost.
+        of it is looking. That one has its turn for a while. Where it does not pass it on, as one
+        of a loop that is blocked or closed, it is the turn of two, then of four.
         """
         groups: dict[Hashable, list[Waiting]] = {}
         for each in waiting:
@@ -237,16 +244,19 @@ class Watch:
             else:
                 groups.setdefault(each.group, []).append(each)
         for group, members in groups.items():
-            if self._turns.get(group, 0) <= clock.monotonic_micros():
+            until, several = self._turns.get(group, _NO_TURN)
+            if until <= clock.monotonic_micros():
                 # One that is awake looks, or passes on, before it sleeps.
-                any(map(self._choose, sorted(members, key=_seen)))
+                able = (each for each in sorted(members, key=_seen) if self._choose(each, several))
+                deque(islice(able, several), maxlen=0)
 
-    def _choose(self, waiting: Waiting) -> bool:
+    def _choose(self, waiting: Waiting, several: int) -> bool:
         """It is the turn of this one, unless it is awake."""
         with self._lock:
             if not (waiting in self._asleep or waiting in self._told or waiting is self._leader):
                 return False
-            self._turns[waiting.group] = clock.monotonic_micros() + _ROUND
+            next_time = min(2 * several, _MOST_AT_ONCE)
+            self._turns[waiting.group] = clock.monotonic_micros() + _ROUND, next_time
             waiting.is_chosen = True
         self._wake(waiting)
         return True

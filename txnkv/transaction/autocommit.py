@@ -41,7 +41,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import Contender, back_off, clock, lengthy, shielded_unless
+from txnkv.storage import BusyError, Contender, back_off, clock, is_calm, shielded_unless
 from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
 from txnkv.topics import TopicInfo
 from txnkv.transaction.begin import AT_ONCE, begin
@@ -155,8 +155,8 @@ def _write_now(
 def write_alone(
     instance: Instance, write: Callable[[TxnContext], Outcome], *, again: bool
 ) -> Outcome:
-    """Write in a transaction of its own and commit it. Called where no signal interrupts; where
-    little is written that is brief, and what waits for others is handed over.
+    """Write in a transaction of its own and commit it. Called where no signal interrupts; in a
+    brief call without waiting.
 
     Args:
         instance: the store's.
@@ -169,16 +169,27 @@ def write_alone(
         CommitOutcomeUnknownError: the disk failed and fails; it was written whole or not at all,
             which its `ask` tells later.
         What `write` raises; nothing was written then.
+        BusyError: in a brief call, where it would wait; nothing was written.
     """
-    contender = Contender(instance.store.right_of_way)
-    if not contender.blocked:
-        try:
-            return _attempt(instance, write)
-        except TransactionConflictError as error:
-            if not again or not error.retriable:
-                raise
-        contender.lost()
-    return _contend(instance, write, contender, again)
+    contender, in_haste = Contender(instance.store.right_of_way), is_calm()
+    try:
+        for attempt in range(1, _ATTEMPTS + 1):
+            if in_haste and (attempt > 1 or contender.blocked):
+                raise BusyError("others write the same")
+            contender.wait()
+            contender.take()
+            try:
+                return _attempt(instance, write)
+            except TransactionConflictError as error:
+                if not again or not error.retriable or attempt == _ATTEMPTS:
+                    raise
+            contender.lost()
+            instance.coordinator.log.show_others()
+            if attempt > AT_ONCE:
+                time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
+    finally:
+        contender.end()
+    raise AssertionError("unreachable")
 
 
 @shielded_unless(lambda _, __, ___, values: size_of(values) <= _BRIEF_BYTES)
@@ -193,29 +204,6 @@ def write_row(instance: Instance, writer: RowWriter, op: str, values: Values) ->
     )
     if outcome.refused:
         raise RowErrors(outcome.errors)
-
-
-@lengthy
-def _contend(
-    instance: Instance, write: Callable[[TxnContext], Outcome], contender: Contender, again: bool
-) -> Outcome:
-    """Try it again and again, where others were first or have the right of way."""
-    try:
-        for attempt in range(1, _ATTEMPTS):
-            instance.coordinator.log.show_others()
-            if attempt > AT_ONCE:
-                time.sleep(back_off(attempt - AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE))
-            contender.wait()
-            contender.take()
-            try:
-                return _attempt(instance, write)
-            except TransactionConflictError as error:
-                if not again or not error.retriable or attempt == _ATTEMPTS - 1:
-                    raise
-            contender.lost()
-    finally:
-        contender.end()
-    raise AssertionError("unreachable")
 
 
 def _attempt(
@@ -234,7 +222,10 @@ def _attempt(
     context.handle = lambda: hearts
     try:
         outcome = write(context)
+        context.settle()  # what it has suppressed, for the next operation to try again
         if not _commit_small(context):
+            if is_calm():
+                raise BusyError("it is more than is written in no time")
             _commit_large(context)
         return outcome
     except BaseException:
@@ -271,7 +262,6 @@ def _commit_small(context: TxnContext) -> bool:
         return True
 
 
-@lengthy
 def _commit_large(context: TxnContext) -> None:
     coordinator, txn_id = context.instance.coordinator, context.row.txn_id
 

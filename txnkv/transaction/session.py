@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -48,8 +49,6 @@ from txnkv.transaction.session_buffer import (
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 FLUSH_MODES: Final = get_args(FlushMode)
-_BRIEF_BYTES: Final = 1 << 20
-"""Bytes that are flushed in no time."""
 
 
 class Session(Closing):
@@ -90,13 +89,11 @@ class Session(Closing):
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
-        self._sent, self._closed = 0, False
-        # What `send_batch` failed with and has taken, and how many messages it is.
-        self._unsent: tuple[Any, int] | None = None
+        self._sent, self._closed, self._flushed = 0, False, Outcome()
+        self._unsent: tuple[Any, int] | None = None  # of `send_batch`: the data, and its messages
         self._connection, self._context, self._mode = connection, context, flush_mode
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
-        self._flushed = Outcome()
         self._lock = new_rlock() if context is None or rows is None else context.lock
         self._sending = SendBuffer(self._lock)
         self._errors = ErrorBuffer(self._lock, context)
@@ -451,11 +448,9 @@ class Session(Closing):
         """Forget what waits: the transaction is rolled back."""
         with self._lock:
             self._rows.take()
-        self._short = NO_SHORT_CUT
         self._sending.discard()
-        self._acks = []
+        self._short, self._acks, self._flushed = NO_SHORT_CUT, [], Outcome()
         self._unsure = self._unsent = None
-        self._flushed = Outcome()
         self._errors.forget()
         if self._background is not None:
             self._background.cancel()
@@ -467,11 +462,12 @@ class Session(Closing):
         self._errors.take()
 
     def end(self) -> None:
-        """The transaction has ended: the next call is to find out."""
+        """The transaction has ended: the next call is to find out, and nothing else flushes."""
         self._rows.table = None
         self._short = NO_SHORT_CUT
+        if self._background is not None:
+            self._background.cancel()
 
-    @shielded_unless(lambda self: self._closed or self._is_brief)
     def close(self) -> None:
         """Flush and close.
 
@@ -484,13 +480,18 @@ class Session(Closing):
             if self._context is None or not self._context.local.ended:
                 self.flush()
         except (TableNotFoundError, TopicNotFoundError):
-            self.flush()  # what is of others
+            self._flush_rest()
             raise
         finally:
-            self._closed = True
             self.end()
-            if self._background is not None:
-                self._background.cancel()
+            self._closed = True
+
+    def _flush_rest(self) -> None:
+        """Flush what is of others than the tables and topics that are gone."""
+        for _ in range(100):  # each of which takes one away
+            with suppress(TableNotFoundError, TopicNotFoundError):
+                self.flush()
+                return
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -503,9 +504,8 @@ class Session(Closing):
 
     @property
     def _is_brief(self) -> bool:
-        if self._context is not None:
-            return is_brief(self._context)
-        return flushes_soon(self) and self._room.used <= _BRIEF_BYTES
+        context, is_small = self._context, self._room.is_small
+        return is_small and (flushes_soon(self) if context is None else is_brief(context))
 
     def flush_untold(self) -> None:
         """Flush; what is refused is told at the next flush."""

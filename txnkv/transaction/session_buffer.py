@@ -44,7 +44,7 @@ BUFFER_BYTES: Final = 64 << 20
 Acks: TypeAlias = tuple[SubscriptionInfo, list[tuple[int, int]], bool]
 """Acknowledged messages of a subscription; whether each with all before it."""
 
-
+_SMALL_BYTES: Final = 1 << 20
 _FEW: Final = 8
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0
@@ -126,6 +126,11 @@ class Room:
     def used(self) -> int:
         """Bytes that wait; 0 where there is no limit."""
         return 0 if self.limit is None else int(self.limit - self.left[0])
+
+    @property
+    def is_small(self) -> bool:
+        """Little waits, as far as its bytes are counted."""
+        return self.used <= _SMALL_BYTES
 
     @property
     def full(self) -> bool:

@@ -258,8 +258,13 @@ def test_each_of_a_group_looks_in_its_turn_where_each_has_its_own(
 
 
 def test_a_turn_that_is_lost_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch, 3, each_its_own=False)
+    """Of many that cannot run, those of a loop that is blocked, each kept the free ones waiting."""
+    told = Told(monkeypatch, 8, each_its_own=False)
     monkeypatch.setattr(waiting, "_ROUND", 0)
+    for _ in range(3):
+        told.change()
+    assert told.woken == [0, 1, 2, 3, 4, 5, 6]
+    told.look(6)
+    assert told.woken == [0, 1, 2, 3, 4, 5, 6]
     told.change()
-    told.change()
-    assert told.woken == [0, 1]
+    assert told.woken == [0, 1, 2, 3, 4, 5, 6, 7]  # one at a time again
