@@ -174,7 +174,7 @@ def write_alone(
     contender, in_haste = Contender(instance.store.right_of_way), is_calm()
     try:
         for attempt in range(1, _ATTEMPTS + 1):
-            if in_haste and (attempt > 1 or contender.blocked):
+            if in_haste and (attempt > AT_ONCE or contender.blocked):
                 raise BusyError("others write the same")
             contender.wait()
             contender.take()
@@ -224,8 +224,6 @@ def _attempt(
         outcome = write(context)
         context.settle()  # what it has suppressed, for the next operation to try again
         if not _commit_small(context):
-            if is_calm():
-                raise BusyError("it is more than is written in no time")
             _commit_large(context)
         return outcome
     except BaseException:
