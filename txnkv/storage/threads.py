@@ -64,7 +64,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from txnkv.core import Handlers
 from txnkv.storage.locks import new_baton, new_event, new_lock
@@ -252,11 +252,12 @@ def shielded_unless(
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not is_exposed():
                 return fn(*args, **kwargs)
+            found: Any = AGAIN
             if _put_off(is_brief, args, kwargs):
                 found = _put_off(hastily, (fn, args, kwargs), {})
-                if found is not AGAIN:
-                    return found  # type: ignore[no-any-return]
-            return _run(fn, args, kwargs)  # type: ignore[no-any-return]
+            if found is AGAIN:
+                found = _run(fn, args, kwargs)
+            return cast(T, found)
 
         return call
 
