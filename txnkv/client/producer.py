@@ -65,6 +65,9 @@ _MESSAGE_BYTES: Final = 64
 _MOST_WAITING: Final = 16
 """So many times `batch_bytes` may wait before `send` does the sending."""
 
+_LOOKS: Final = 8
+"""So many times the thread looks by itself, a linger apart, before `send` has to wake it."""
+
 _IDLE: Final = 2.0
 _EXIT_PATIENCE: Final = 5.0
 """Seconds for which an interpreter that ends waits for a failing store."""
@@ -117,6 +120,7 @@ class Producer(Closing):
         self._bytes = 0
         self._since = 0.0
         self._thread: threading.Thread | None = None
+        self._sleeps = False
         self._dead: TxnkvError | None = None
         self._failed: BaseException | None = None
         self._closed = False
@@ -224,7 +228,7 @@ class Producer(Closing):
             self._waiting.append((row, future, size))
             if self._thread is None:
                 self._start()
-            elif before == 0 or before < self._batch_bytes <= total:
+            elif self._sleeps or before < self._batch_bytes <= total:
                 self._wake.notify()
         if total > _MOST_WAITING * self._batch_bytes:
             self._send_some()
@@ -287,13 +291,23 @@ class Producer(Closing):
     def _run(self) -> None:
         while True:
             with self._wake:
-                if not self._waiting and not self._closed:
-                    self._wake.wait(_IDLE)
+                self._wait_for_some()
                 if not self._waiting:
                     self._thread = None
                     return
                 self._wait_for_more()
             self._send_some()
+
+    def _wait_for_some(self) -> None:
+        looks = _LOOKS if self._linger > 0 else 0
+        while looks and not self._waiting and not self._closed:
+            since = self._since
+            self._wake.wait(self._linger)
+            looks = looks - 1 if self._since == since else _LOOKS
+        if not self._waiting and not self._closed:
+            self._sleeps = True
+            self._wake.wait(_IDLE)
+            self._sleeps = False
 
     def _wait_for_more(self) -> None:
         while self._waiting and self._bytes < self._batch_bytes and not self._closed:
