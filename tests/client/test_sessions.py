@@ -435,6 +435,28 @@ def test_what_is_of_others_than_a_dropped_topic_stays(
     assert (result.inserted, result.sent) == (1, 1)
 
 
+def test_an_ack_of_a_dropped_subscription_is_told_and_the_rest_stays(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """It was counted as acknowledged."""
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.send(topic, b"x")
+    gone, there = topic.subscribe("gone"), topic.subscribe("there")
+    session = client.new_session(flush_mode="manual")
+    for consumer in (gone, there):
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        session.ack(consumer, message)
+    session.insert(table, {"id": 1})
+    topic.drop_subscription("gone")
+    with pytest.raises(txnkv.TopicNotFoundError, match="'gone' of topic 'e' was dropped"):
+        session.flush()
+    result = session.flush()
+    assert (result.inserted, result.acked) == (1, 1)
+    assert there.lag() == {0: 0}
+
+
 @pytest.mark.parametrize("what", ["two tables", "two topics", "one of each"])
 def test_close_writes_what_is_of_others_than_several_that_are_gone(
     client: txnkv.Client, table: txnkv.Table, what: str

@@ -67,6 +67,9 @@ _log = logging.getLogger("txnkv")
 
 _DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
 _TIMES: Final = (int, float, type(None))
+_FEW_LEASES: Final = 100
+_FEW: Final = 500
+"""So many messages are acknowledged in no time."""
 """Classes of a `timeout` that need no look."""
 
 
@@ -265,7 +268,7 @@ class Subscription(Closing):
             assert message is not None
             yield message
 
-    @shielded_unless(lambda self, *_: self._gives_from_memory)
+    @shielded_unless(lambda self, most: self._gives_soon(most))
     def _take(self, most: int) -> list[Message]:
         """Take what is there; the next call gives it again if a signal keeps it from the caller."""
         with self._taking:
@@ -276,10 +279,12 @@ class Subscription(Closing):
             self._on_its_way = bool(found)
             return found
 
-    @property
-    def _gives_from_memory(self) -> bool:
-        """Taking a message writes nothing: no lease, nor a dead letter."""
-        return isinstance(self._reader, ExclusiveReader) and self.info.max_deliveries is None
+    def _gives_soon(self, most: int) -> bool:
+        """Taking messages writes no dead letter, and no more than a few leases."""
+        if self.info.max_deliveries is not None:
+            return False
+        leases = isinstance(self._reader, LeaseReader) and most <= _FEW_LEASES
+        return leases or isinstance(self._reader, ExclusiveReader)
 
     def _next(self, most: int) -> list[Message]:
         while True:
@@ -407,7 +412,7 @@ class Subscription(Closing):
             raise TypeError(f"txn is a Transaction, not {type(txn).__name__}")
         getattr(txn, how)(self, message)
 
-    @shielded_unless(lambda *_, **__: True)
+    @shielded_unless(lambda _, message, **__: _are_few(message))
     def _acknowledge_alone(self, message: Acknowledged, *, cumulative: bool) -> None:
         instance, info, ids = self._connection.instance, self.info, message_ids(message)
 
@@ -419,9 +424,8 @@ class Subscription(Closing):
         if ids:
             write_alone(instance, write, again=True)
             instance.coordinator.metrics.messages_acked.value += len(ids)
-        self._engine.subscriptions.require(info)  # else it had no effect
 
-    @shielded
+    @shielded_unless(lambda _, message: _are_few(message))
     def nack(self, message: Acknowledged) -> None:
         """The message could not be worked on: it is delivered again, after `redelivery_delay`.
 
@@ -523,6 +527,10 @@ class Subscription(Closing):
         self._connection.require_open()
         if not self._close.alive:
             raise ClosedError(f"{self.info}: this consumer was closed; subscribe again")
+
+
+def _are_few(message: Acknowledged) -> bool:
+    return not isinstance(message, list | tuple) or len(message) <= _FEW
 
 
 class _Has:

@@ -43,7 +43,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import BusyError, Contender, back_off, clock, is_calm, shielded_unless
 from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
-from txnkv.topics import TopicInfo
+from txnkv.topics import SubscriptionInfo, TopicInfo
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import commit_small, make_sure
 from txnkv.transaction.context import TxnContext
@@ -109,9 +109,11 @@ class Lot(NamedTuple):
                 *(each[0].topic for each in self.acks),
             ]
             gone = _first_gone(instance.topics, topics)
+            acks = [acks for acks in self.acks if acks[0].topic.id != gone]
+            if gone is None:
+                acks = [each for each in acks if _is_there(instance, each[0])]
             return self._replace(
-                parcels=[parcel for parcel in self.parcels if parcel.topic.id != gone],
-                acks=[acks for acks in self.acks if acks[0].topic.id != gone],
+                parcels=[parcel for parcel in self.parcels if parcel.topic.id != gone], acks=acks
             )
         return self
 
@@ -137,6 +139,16 @@ def _first_gone(catalog: Catalog[Any], entries: Sequence[TableInfo | TopicInfo])
             if not catalog.is_live(each):
                 return each.id
     return None
+
+
+def _is_there(instance: Instance, info: SubscriptionInfo) -> bool:
+    try:
+        instance.topics.subscriptions.require(info)
+    except TopicNotFoundError:
+        return False
+    except TxnkvError:  # as above
+        return True
+    return True
 
 
 def _write_now(

@@ -138,8 +138,11 @@ def test_a_dropped_subscription_is_refused(
     ):
         with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
             ask()
-    with client.new_session() as session:
-        session.ack(sub, first)  # of no effect
+    with (
+        pytest.raises(txnkv.TopicNotFoundError, match="dropped"),
+        client.new_session() as session,
+    ):
+        session.ack(sub, first)
     sub.close()
     assert received(topic.subscribe("s", **options)) == ["0", "1"]
 

@@ -271,6 +271,8 @@ class TransactionAcks:
             TopicNotFoundError: a topic or subscription was dropped.
         """
         if not self._transactional:
+            for acks in self._acks.values():
+                subscription_catalog.require(cur, acks.info)
             return
         # Set before `_expired` is read, as that is before this is: one of the two sees the other.
         self._committing = True
