@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -179,3 +181,59 @@ def test_ids_and_the_status_database_are_locked_in_one_order(
     assert not any(thread.is_alive() for thread in threads)
     assert failed == []
     assert table.count() == 20
+
+
+# -- clients ---------------------------------------------------------------------------
+
+
+def _open_one(path: Path) -> Any:
+    """The client of a store of three rows, on the disk."""
+    client = txnkv.connect(path)
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    table = client.create_table("t", schema, exists_ok=True)
+    for key in range(3):
+        table.upsert((key,))
+    internals.flush(client)
+    return client
+
+
+def _of(path: Path) -> int:
+    """The descriptors that a store has."""
+    links = (os.path.realpath(f"/dev/fd/{each}") for each in os.listdir("/dev/fd"))
+    return sum(str(path) in link for link in links)
+
+
+def test_stores_whose_clients_are_dropped_are_closed_by_the_next(tmp_path: Path) -> None:
+    """110 of them took all descriptors that a process may have."""
+    for number in range(6):
+        _open_one(tmp_path / str(number))
+    gc.collect()
+    with txnkv.connect(tmp_path / "0") as client:
+        assert client.table("t").count() == 3
+        assert [_of(tmp_path / str(number)) > 0 for number in range(6)] == [True] + [False] * 5
+
+
+KEPT: dict[str, tuple[Any, Any]] = {
+    "batches": (lambda client: client.table("t").scan().to_batches(), pa.Table.from_batches),
+    "a scan": (lambda client: client.table("t").scan(), lambda scan: scan.to_arrow()),
+    "a snapshot": (
+        lambda client: client.snapshot(),
+        lambda snapshot: snapshot.scan("t").to_arrow(),
+    ),
+    "a transaction": (
+        lambda client: client.new_transaction(),
+        lambda txn: txn.scan("t").to_arrow(),
+    ),
+    "a table": (lambda client: client.table("t"), lambda table: table.scan().to_arrow()),
+}
+
+
+@pytest.mark.parametrize(("keep", "read"), KEPT.values(), ids=KEPT.keys())
+def test_what_a_dropped_client_gave_keeps_its_store_open(
+    tmp_path: Path, keep: Any, read: Any
+) -> None:
+    kept = keep(_open_one(tmp_path / "one"))
+    gc.collect()
+    for name in ("two", "three"):
+        txnkv.connect(tmp_path / name).close()
+    assert read(kept).num_rows == 3

@@ -457,6 +457,22 @@ def test_an_ack_of_a_dropped_subscription_is_told_and_the_rest_stays(
     assert there.lag() == {0: 0}
 
 
+def test_close_writes_the_rest_however_many_are_gone(
+    client: txnkv.Client, table: txnkv.Table, host: str
+) -> None:
+    """After a hundred it gave up."""
+    if host != "here":
+        pytest.skip("a server is told of all at once")
+    session = client.new_session(flush_mode="manual")
+    for number in range(110):
+        session.send(client.create_topic(f"e{number}"), b"x")
+        client.drop_topic(f"e{number}")
+    session.insert(table, {"id": 1})
+    with pytest.raises(txnkv.TopicNotFoundError, match="'e0' was dropped"):
+        session.close()
+    assert table.get(1) is not None
+
+
 @pytest.mark.parametrize("what", ["two tables", "two topics", "one of each"])
 def test_close_writes_what_is_of_others_than_several_that_are_gone(
     client: txnkv.Client, table: txnkv.Table, what: str

@@ -349,7 +349,9 @@ def test_settle_goes_by_commit_and_leaves_later_ones(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_many_that_commit_at_once_take_turns(client: txnkv.Client, fails: bool) -> None:
-    """Each is resolved once, by whichever thread; one that fails keeps nobody."""
+    """Each is resolved by whichever thread, few by two: what an earlier one has left to do is
+    not waited for. All did the work of all before. One that fails keeps nobody.
+    """
     schema = txnkv.Schema({"id": "int64", "v": "int64"}, primary_key=["id"])
     table = client.create_table("halves", schema, txnkv.hash_partition("id", 4))
     with client.transaction() as txn:
@@ -375,6 +377,7 @@ def test_many_that_commit_at_once_take_turns(client: txnkv.Client, fails: bool) 
     for thread in threads:
         thread.join()
     disarm()
-    assert (len(failed), len(resolved)) == ((1, 0) if fails else (0, len(txns)))
+    assert len(failed) == fails
+    assert fails or len(txns) <= len(resolved) < 3 * len(txns)
     wanted = {8 * i + n: i + 1 for i in range(12) for n in range(1 + i % 8)}
     assert {row["id"]: row["v"] for row in table.scan() if row["v"]} == wanted

@@ -30,6 +30,7 @@ from txnkv.client import (
 )
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
+from txnkv.storage import BusyError
 from txnkv.tables import Schema, TableInfo, lookup
 from txnkv.topics import (
     Message,
@@ -56,6 +57,7 @@ T = TypeVar("T")
 W = TypeVar("W", bound=Session | Transaction)
 C = TypeVar("C", bound=Consumer | GroupConsumer | Subscription | Producer)
 
+_UNTIL: Final = 1e9
 _SLICE: Final = 0.1
 """Seconds for which another host is asked to wait at first; later for longer."""
 _LONGEST: Final = 0.25
@@ -320,16 +322,19 @@ class _Waiting:
         if timeout is not None:
             require_time(timeout)
         loop = asyncio.get_running_loop()
-        end = math.inf if timeout is None else loop.time() + timeout
+        end = math.inf if timeout is None else loop.time() + min(timeout, _UNTIL)
         waiting: Waiting | None = self._blocking._waiting(None)
         if waiting is None:
             return await self._at_the_server(call, end)
         told, pause = _Told(), _PENDING
+        look = (self._look, call, waiting, told)
         try:
             while True:
                 told.clear()
-                looks = self._turn.calls.looks
-                found: T = await self._round(looks, self._look, call, waiting, told)
+                try:
+                    found: T = await self._round(self._turn.calls.looks, *look, in_haste=True)
+                except BusyError:
+                    found = await self._round(self._turn.calls.patient, *look)
                 left = end - loop.time()
                 if _some(found) or left <= 0:
                     return found
@@ -338,6 +343,9 @@ class _Waiting:
                     async with asyncio.timeout(min(left, most)):
                         await told.wait()
                 pause = min(pause * 2, _SLICE) if told.pending else _PENDING
+        except GeneratorExit:  # of a closed loop, by the collector
+            waiting.drop()
+            raise
         finally:
             waiting.end()
 
@@ -353,13 +361,16 @@ class _Waiting:
                 return found
             wait = min(wait * 1.5, _LONGEST)
 
-    async def _round(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
+    async def _round(
+        self, calls: Calls, fn: Callable[..., T], *args: Any, in_haste: bool = False
+    ) -> T:
         """Call on a thread of these. Cancelled, it goes on, and the next one is behind it."""
         loop, before = asyncio.get_running_loop(), self._under_way
         if before is not None and not before.done() and before.get_loop() is loop:
             await asyncio.wait([before])  # one that began later might else be first
         made = _Round()
-        inner = asyncio.ensure_future(calls(self._turn.alone, self._call, (made, fn, *args), {}))
+        turn = self._turn.in_haste if in_haste else self._turn.alone
+        inner = asyncio.ensure_future(calls(turn, self._call, (made, fn, *args), {}))
         self._under_way = inner
         inner.add_done_callback(_looked_at)
         try:

@@ -35,7 +35,7 @@ from typing import (
 )
 
 from txnkv.errors import ClosedError
-from txnkv.storage import has_others_to_do, new_lock
+from txnkv.storage import HASTE, BusyError, has_others_to_do, new_lock, waiting_for
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class Calls:
         patient: those of calls that wait for locks, so many that who has one finds a thread, or
             for another host.
         looks: those that look for messages on behalf of tasks that wait, few, so that many who are
-            woken at once keep no thread from others.
+            woken at once keep no thread from others; who would wait there goes to the patient.
     """
 
     def __init__(
@@ -234,3 +234,17 @@ class InTurn:
     def alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         with self._lock:
             return fn(*args, **kwargs)
+
+    def in_haste(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Call where neither another call nor another writer is to be waited for.
+
+        Raises:
+            BusyError: one is; `fn` was not called, or has done nothing.
+        """
+        if not self._lock.acquire(timeout=HASTE):
+            raise BusyError("another call of the same object is under way")
+        try:
+            with waiting_for(HASTE):
+                return fn(*args, **kwargs)
+        finally:
+            self._lock.release()

@@ -72,7 +72,7 @@ class Client(Connection, Closing):
             close_producers(self)
             self.is_open = False
             self.end_sessions()
-            instances.release(self.instance)
+            instances.release(self.instance, self)
 
     # -- tables ------------------------------------------------------------------------
 

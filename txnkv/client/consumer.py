@@ -438,17 +438,18 @@ class Consumer(Closing):
         return Waiting(self._engine.watch, until, self._require_open)
 
     def _wait(self, most: int, waiting: Waiting) -> _Parts:
-        while True:
-            waiting.mark()
-            parts = self._gather(most)
-            if parts:
-                return parts
-            if any(reader.moved for reader in self._readers.values()):
-                continue  # nothing is given only where nothing is there, whatever the time
-            if waiting.is_over:
-                return []
-            if not waiting.wait(self._is_pending()):
-                return []
+        try:
+            while True:
+                waiting.mark()
+                parts = self._gather(most)
+                if parts:
+                    return parts
+                if any(reader.moved for reader in self._readers.values()):
+                    continue  # nothing is given only where nothing is there, whatever the time
+                if waiting.is_over or not waiting.wait(self._is_pending()):
+                    return []
+        finally:
+            waiting.end()
 
     @brief
     def _is_pending(self) -> bool:

@@ -63,4 +63,6 @@ def connect(
         )
     make = create and not read_only
     instance = instances.acquire(path, make, read_only, history, cache_bytes)
-    return Client(expiring(instance), min(keepalive_time, _LONGEST))
+    client = Client(expiring(instance), min(keepalive_time, _LONGEST))
+    instance.watch(client)
+    return client

@@ -91,14 +91,13 @@ class CommitRequest:
         return self.commit.size + sum(len(section.data) for section in self.commit.sections)
 
     def tell(self) -> None:
-        if self.wake is not None:
-            self.wake.release()
-        elif self.future is not None:
-            if self.error is not None:
-                self.future.set_exception(self.error)
-            else:
-                assert self.stamp is not None
-                self.future.set_result(self.stamp)
+        """Complete the future."""
+        assert self.future is not None
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            assert self.stamp is not None
+            self.future.set_result(self.stamp)
 
 
 class CommitQueue:
@@ -147,7 +146,7 @@ class CommitQueue:
         if next_one is not None and next_one.wake is not None:
             next_one.wake.release()
         elif next_one is not None:
-            self._hand_over()
+            self._on_thread(self._lead)
 
     def outcome(self, waiting: CommitRequest, deadline: int | None = None) -> Timestamp:
         """Wait for the end of what was offered; raises what refused it.
@@ -172,7 +171,7 @@ class CommitQueue:
             self._queue.append(CommitRequest(commit, future))
             leads, self._leading = not self._leading, True
         if leads:
-            self._hand_over()
+            self._on_thread(self._lead)
         return future
 
     def take(self, group: list[CommitRequest]) -> None:
@@ -216,16 +215,17 @@ class CommitQueue:
             "to the store, and was not written. Begin a new transaction, with a longer timeout"
         )
 
-    def _hand_over(self) -> None:
+    def _on_thread(self, fn: Callable[[], object]) -> None:
+        """Call on the library's thread; where none is to be had, here."""
         if self._committer is None:
             with self._mutex:
                 if self._committer is None:
                     self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
         try:
-            self._committer.submit(self._lead)
-        except RuntimeError:  # no thread is to be had: it is done here
+            self._committer.submit(fn)
+        except RuntimeError:
             self._committer = None  # what it has in its own queue, it never does
-            self._lead()
+            fn()
 
     def _lead(self, *, wait: bool = True) -> bool:
         """Commit one group, then pass the lead on to who came meanwhile.
@@ -253,15 +253,24 @@ class CommitQueue:
                     first = self._queue[0]  # the caller's, that may be withdrawn now
                     first.leads = False
                     first.wake = first.wake or new_baton()
-                self._hand_over()
+                self._on_thread(self._lead)
             else:
                 self.pass_on()
                 for waiting in group:
                     waiting.stamp = waiting.given if waiting.error is None else None
                     waiting.ended = True
-                    if waiting.wake is not None or waiting.future is not None:
-                        waiting.tell()
+                    if waiting.wake is not None:
+                        waiting.wake.release()
+                    elif waiting.future is not None:
+                        self._tell(waiting)
         return not busy
+
+    def _tell(self, waiting: CommitRequest) -> None:
+        """Complete its future; not in a brief call, for its callbacks are the program's."""
+        if is_calm():
+            self._on_thread(waiting.tell)
+        else:
+            waiting.tell()
 
 
 def _own(error: BaseException, waiting: CommitRequest) -> BaseException:

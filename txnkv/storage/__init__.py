@@ -89,4 +89,11 @@ from txnkv.storage.threads import (
     shielded_steps,
     shielded_unless,
 )
-from txnkv.storage.write_queue import BusyError, MaintenanceLock, not_waiting, patience, waiting_for
+from txnkv.storage.write_queue import (
+    HASTE,
+    BusyError,
+    MaintenanceLock,
+    not_waiting,
+    patience,
+    waiting_for,
+)

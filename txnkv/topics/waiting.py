@@ -29,7 +29,7 @@ from itertools import islice
 from typing import Final
 
 from txnkv.coordinator import CommitLog, Timestamp
-from txnkv.errors import ClosedError, require_number
+from txnkv.errors import ClosedError, TxnkvError, require_number
 from txnkv.storage import Runtime, clock, new_baton, new_lock, pass_baton
 
 _FIRST: Final = 0.001
@@ -112,10 +112,13 @@ class Watch:
     def leave(self, waiting: Waiting) -> None:
         """A wait ends: somebody else is to lead."""
         with self._lock:
-            if self._leader is waiting:
-                self._leader = None
-            if self._leader is None and self._asleep:
-                pass_baton(next(iter(self._asleep.values())))
+            self._leave(waiting)
+
+    def _leave(self, waiting: Waiting) -> None:
+        if self._leader is waiting:
+            self._leader = None
+        if self._leader is None and self._asleep:
+            pass_baton(next(iter(self._asleep.values())))
 
     def sleep(self, waiting: Waiting, seconds: float) -> bool:
         """Until somebody wakes it, or for so long.
@@ -132,7 +135,7 @@ class Watch:
             return self._is_due(waiting) or not baton.acquire(timeout=seconds)
         finally:
             with self._lock:
-                del self._asleep[waiting]
+                self._asleep.pop(waiting, None)
 
     # -- tasks -----------------------------------------------------------------------------
 
@@ -177,10 +180,18 @@ class Watch:
                 raise
 
     def forget(self, waiting: Waiting) -> None:
-        """Tell this one no more."""
+        """Tell this one no more; and do what a signal kept its `wait` from doing at its end."""
         with self._lock:
             waiting.is_ended = True
             self._told.pop(waiting, None)
+            self._asleep.pop(waiting, None)
+            self._log.sleepers.pop(waiting, None)
+            self._leave(waiting)
+
+    def drop(self, waiting: Waiting) -> None:
+        """`forget` in a finalizer, whose thread may have the lock."""
+        waiting.is_ended = True
+        self._told.pop(waiting, None)
 
     # -- whose turn it is ------------------------------------------------------------------
 
@@ -199,7 +210,7 @@ class Watch:
                 try:
                     if each.is_stirred():
                         concerned.append(each)
-                except Exception:
+                except TxnkvError:  # not what a handler raises
                     self._wake(each)
         self._wake_in_turn(concerned)
 
@@ -356,6 +367,12 @@ class Waiting:
         if not self.is_ended:
             self._watch.forget(self)
             self._watch.pass_on(self, leaves=True)
+
+    def drop(self) -> None:
+        """`end` in a finalizer: without a lock, and without a word to the others of the group, for
+        whom its turn runs out.
+        """
+        self._watch.drop(self)
 
     def is_behind(self, now: tuple[int, Timestamp]) -> bool:
         """Tell whether the store has changed since `mark`."""

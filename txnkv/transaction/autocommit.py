@@ -55,6 +55,8 @@ from txnkv.transaction.uncommitted import Heart
 _ATTEMPTS: Final = 20
 _FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.064
+_LATE: Final = (CommitOutcomeUnknownError, StorageFullError, UnavailableError)
+"""Errors that may come after the commit point."""
 _BRIEF_BYTES: Final = 1 << 16
 """Bytes of a row that is written in no time."""
 EXPIRY_EVERY: Final = 10 * 1_000_000
@@ -285,7 +287,9 @@ def _commit_large(context: TxnContext) -> None:
     try:
         coordinator.orchestrator.start_commit(txn_id)
         ended = coordinator.orchestrator.finish(txn_id)
-    except (CommitOutcomeUnknownError, StorageFullError, UnavailableError) as error:
+    except Exception as error:
+        if isinstance(error, TxnkvError) and not isinstance(error, _LATE):
+            raise
         _ask(error, committed)
         context.end(TxnState.COMMITTED)
         return
@@ -294,7 +298,7 @@ def _commit_large(context: TxnContext) -> None:
         raise ending_error(ended, "commit the write")
 
 
-def _ask(error: TxnkvError, committed: Callable[[], bool]) -> None:
+def _ask(error: Exception, committed: Callable[[], bool]) -> None:
     """Return if what broke off is committed all the same; else say that nothing was written, or
     that nobody knows.
     """

@@ -16,6 +16,7 @@ The commit of a large one is driven to its end also when the disk fails on the w
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -44,7 +45,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, is_calm, lengthy
+from txnkv.storage import BusyError, clock, is_calm
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
@@ -102,15 +103,12 @@ def commit_small(context: TxnContext) -> Timestamp | None:
         _drive(context, attempt, commit)
     if attempt.stamp is not None:
         return attempt.stamp
+    if is_calm() and not attempt.done:
+        raise BusyError("others write to the store")  # asked again, it waits for this attempt
     try:
-        return attempt.result() if attempt.done else _result(attempt)
+        return attempt.result()
     finally:
         del attempt  # an error of it refers to this frame
-
-
-@lengthy
-def _result(attempt: Attempt) -> Timestamp:
-    return attempt.result()
 
 
 def submit_small(context: TxnContext) -> Future[Timestamp] | None:
@@ -148,7 +146,7 @@ def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
 
 
 def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
-    """Have the commit log commit."""
+    """Have the commit log commit; in a brief call, what would wait is left to a thread."""
     log, request = context.instance.coordinator.log, None
     try:
         stamp = log.commit_alone(commit)
@@ -175,11 +173,14 @@ def _wait_for(
         try:
             request = request or log.offer(commit, deadline)
             stamp = log.outcome(request, deadline)
-        except LockedByYoungerError as error:
-            request = None
-            if is_calm():  # where nobody waits
-                _stays_open(context, attempt, BusyError(str(error)))
+        except (BusyError, LockedByYoungerError) as error:
+            if context.transactional and is_calm():
+                _hand_over(context, attempt, commit, error)
                 return
+            if isinstance(error, BusyError):
+                _failed(context, attempt, error)
+                return
+            request = None
             if not _wait_for_lock(context, attempt, error):
                 return
         except BaseException as error:
@@ -215,17 +216,29 @@ def _submitted(
     if error is None:
         _committed(context, attempt, done.result())
     elif isinstance(error, LockedByYoungerError):
-        attempt.queued = False
-        try:
-            context.instance.waiting.submit(_go_on, context, attempt, commit, error)
-        except RuntimeError:  # its threads are gone
-            _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
+        _hand_over(context, attempt, commit, error)
     else:
         _failed(context, attempt, error)
 
 
+def _hand_over(
+    context: TxnContext, attempt: Attempt, commit: SmallCommit, error: TxnkvError
+) -> None:
+    """Go on with an attempt on a thread of the library. The commit log has it no more."""
+    attempt.queued = False
+    try:
+        context.instance.waiting.submit(_go_on, context, attempt, commit, error)
+    except RuntimeError:  # its threads are gone
+        _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
+
+
 def _go_on(context: TxnContext, attempt: Attempt, commit: SmallCommit, error: TxnkvError) -> None:
-    if _wait_for_lock(context, attempt, error):
+    if isinstance(error, LockedByYoungerError):
+        goes_on = _wait_for_lock(context, attempt, error)
+    else:
+        with context.lock:
+            goes_on = attempt.queue_again()
+    if goes_on:
         _drive(context, attempt, commit)
 
 
@@ -237,8 +250,20 @@ def _committed(context: TxnContext, attempt: Attempt, stamp: Timestamp) -> None:
         context.local.commit_ts = stamp
         context.end(TxnState.COMMITTED)
         context.local.settle(attempt, stamp)
-    if attempt.future_asked is not None:
-        attempt.tell()
+    _tell(context, attempt)
+
+
+def _tell(context: TxnContext, attempt: Attempt) -> None:
+    """Complete the future, if there is one; not in a brief call, for its callbacks are the
+    program's.
+    """
+    if attempt.future_asked is None:
+        return
+    if is_calm():
+        with suppress(RuntimeError):  # no thread is to be had
+            context.instance.pool.submit(attempt.tell)
+            return
+    attempt.tell()
 
 
 def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> None:
@@ -247,7 +272,7 @@ def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> Non
             return
         context.reopen()
         context.local.settle(attempt, None, error)
-    attempt.tell()
+    _tell(context, attempt)
 
 
 def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None:
@@ -257,7 +282,7 @@ def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None
         )
         error = _move_after(context, error)
         context.local.settle(attempt, None, error.with_traceback(None))
-    attempt.tell()
+    _tell(context, attempt)
     _count(context, error)
 
 
@@ -385,7 +410,7 @@ def abort_small(context: TxnContext, reason: str) -> bool:
         if attempt is not None:
             attempt.wait(1.0)
     if attempt is not None:
-        attempt.tell()
+        _tell(context, attempt)
     return True
 
 

@@ -53,7 +53,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, fault_point, is_calm
+from txnkv.storage import BusyError, clock, fault_point, is_calm, patience
 from txnkv.tables import (
     Outcome,
     ReadSet,
@@ -262,7 +262,7 @@ class TxnContext:
         with self.lock:
             if self.local.at is not Local.STORED:
                 self.require_open(what)
-                if not self.transactional and is_calm():
+                if is_calm() and patience() is not None:
                     raise BusyError("it is more than is written in no time")
                 self.local.withdraw()
                 self._storing = True  # also if it fails: the row may be there

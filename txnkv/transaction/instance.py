@@ -50,6 +50,8 @@ class Instance:
         self.engine = TableEngine(self.coordinator)
         self.topics = TopicEngine(self.coordinator)
         self.clients = 0
+        self._watched: set[weakref.ref[Any]] = set()
+        self._dropped: deque[weakref.ref[Any]] = deque()
         self.expires = False
         self._pid = os.getpid()
         self._pools: dict[str, ThreadPoolExecutor] = {}
@@ -110,6 +112,26 @@ class Instance:
             )
         return number.local
 
+    def watch(self, client: object) -> None:
+        """Count a client as closed once it is dropped, too."""
+        self._watched.add(weakref.ref(client, self._dropped.append))
+
+    def leave(self, client: object | None) -> bool:
+        """Count a client as closed; True for the last."""
+        if client is not None:
+            self._watched.discard(weakref.ref(client))
+        self.clients -= 1
+        return self.clients <= 0
+
+    @property
+    def is_left(self) -> bool:
+        """Its clients were all dropped, and nothing that they gave reads it."""
+        while self._dropped:
+            self._watched.discard(self._dropped.popleft())
+            self.clients -= 1
+        runtime = self.store.runtime
+        return self.clients <= 0 and not runtime.snapshots and not runtime.manifests
+
     def close(self) -> None:
         for pool in list(self._pools.values()):
             pool.shutdown(wait=True)
@@ -166,6 +188,7 @@ def acquire(
     if history is not None and not history >= 0:
         raise ValueError(f"history={history}: it is in seconds, 0 or more")
     key = (str(store_path(path)), read_only)
+    _close_left(key)
     with _lock:
         found = _instances.get(key)
         if found is None:
@@ -203,11 +226,25 @@ def acquire(
         return found
 
 
-def release(instance: Instance) -> None:
+def _close_left(wanted: tuple[str, bool]) -> None:
+    """Close the stores, but that one, whose clients were dropped without `close`: a program that
+    opens one store after the other has no more than two of them open.
+    """
+    with _lock:
+        left = {k: each for k, each in _instances.items() if k != wanted and each.is_left}
+        for key in left:
+            del _instances[key]
+    for instance in left.values():
+        try:
+            instance.close()
+        except TxnkvError as error:
+            _log.warning("%s could not be closed: %s", instance.store.directory.path, error)
+
+
+def release(instance: Instance, client: object | None = None) -> None:
     """Give back a reference; the last one closes the store."""
     with _lock:
-        instance.clients -= 1
-        if instance.clients > 0:
+        if not instance.leave(client):
             return
         for key, known in list(_instances.items()):
             if known is instance:

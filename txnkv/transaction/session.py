@@ -488,10 +488,11 @@ class Session(Closing):
 
     def _flush_rest(self) -> None:
         """Flush what is of others than the tables and topics that are gone."""
-        for _ in range(100):  # each of which takes one away
+        left = self.waiting() + 1
+        while self.waiting() < left:  # each time one of them goes
+            left = self.waiting()
             with suppress(TableNotFoundError, TopicNotFoundError):
                 self.flush()
-                return
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
