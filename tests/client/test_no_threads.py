@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -151,11 +152,66 @@ def test_a_commit_with_a_timeout_that_finds_the_lock_taken(
 
 def test_objects_that_are_dropped() -> None:
     worker = threads._Worker()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda self: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            worker.start()
+    with no_threads():
+        worker.start()
+    assert worker.thread is None
     worker.start()
     done = threading.Event()
     worker.queue.put((done.set, ()))
     assert done.wait(60)
+
+
+def test_a_message_of_a_producer(client: txnkv.Client) -> None:
+    """Its future was never answered."""
+    producer = client.create_topic("e").producer(linger=60)
+    with no_threads():
+        future = elsewhere(producer.send, b"x")
+        assert future.result(60).offset == 0
+
+
+def test_a_subscription_has_its_place(client: txnkv.Client) -> None:
+    """The place was taken, and nobody had it, for as long as the process lived."""
+    topic = client.create_topic("e")
+    with no_threads() as patch:
+        patch.setattr(threads, "_worker", threads._Worker())
+        elsewhere(elsewhere(topic.subscribe, "s").close)
+    topic.subscribe("s").close()
+
+
+def test_a_transaction_is_stored_with_a_heart_alone(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """It was stored all the same, and a second call gave a token of what nobody kept alive."""
+    txn = client.new_transaction(timeout=None)
+    txn.upsert(table, {"id": 1, "v": "x"})
+    heartbeats = internals.coordinator(client).heartbeats
+    for _ in range(2):
+        with (
+            no_threads(),
+            pytest.raises(txnkv.UnavailableError, match="no thread could be started"),
+        ):
+            elsewhere(txn.serialize)
+    assert heartbeats._thread is None
+    assert txn.serialize()
+    assert heartbeats._thread is not None
+    assert len(heartbeats._beating) == 1
+    txn.commit()
+
+
+def test_the_main_thread_is_told(client: txnkv.Client, table: txnkv.Table) -> None:
+    with no_threads(), pytest.raises(txnkv.UnavailableError, match="no thread could be started"):
+        client.compact()
+    client.compact()
+
+
+def test_bulk_writes_and_scans(client: txnkv.Client, table: txnkv.Table) -> None:
+    rows = pa.table({"id": range(300_000), "v": ["x"] * 300_000})
+    txn = client.new_transaction()
+    txn.serialize()
+    with no_threads():
+        elsewhere(txn.write, table, rows)
+    txn.commit()
+    internals.flush(client)
+    with no_threads():
+        assert elsewhere(table.scan().to_arrow).num_rows == 300_000
+    assert client.check().problems == []

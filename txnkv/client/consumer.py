@@ -272,6 +272,7 @@ class Consumer(Closing):
         require_number("offset", offset, "messages", whole=True)
         if offset < 0:
             raise ValueError(f"offsets begin at 0, not {offset}")
+        partition = as_index("a partition", partition)
         self._return_what_was_lost()
         self._reader(partition).seek(offset)
         self._again = [part for part in self._again if part[0] != partition]

@@ -36,6 +36,9 @@ from txnkv.errors import (
     SchemaError,
     TopicNotFoundError,
     TxnkvError,
+    require_count,
+    require_number,
+    require_text,
 )
 from txnkv.storage import new_condition, new_rlock, shielded
 from txnkv.topics import (
@@ -68,6 +71,7 @@ _MOST_WAITING: Final = 16
 _LOOKS: Final = 8
 """So many times the thread looks by itself, a linger apart, before `send` has to wake it."""
 
+_MOST_SECONDS: Final = 1e9
 _IDLE: Final = 2.0
 _EXIT_PATIENCE: Final = 5.0
 """Seconds for which an interpreter that ends waits for a failing store."""
@@ -103,8 +107,13 @@ class Producer(Closing):
     ) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise ValueError(f"a producer's name is a non-empty string or None, not {name!r}")
-        if linger < 0 or batch_bytes <= 0 or patience < 0:
-            raise ValueError("linger and patience are at least 0, batch_bytes is above 0")
+        if name is not None:
+            require_text("a producer's name", name)
+        require_count("batch_bytes", batch_bytes, "bytes")
+        for what, seconds in (("linger", linger), ("patience", patience)):
+            require_number(what, seconds)
+            if not 0 <= seconds <= _MOST_SECONDS:
+                raise ValueError(f"{what} is 0 to {_MOST_SECONDS:,.0f} seconds, not {seconds!r}")
         self._connection = connection
         self._topic = topic
         self._name = name
@@ -230,7 +239,8 @@ class Producer(Closing):
                 self._start()
             elif self._sleeps or before < self._batch_bytes <= total:
                 self._wake.notify()
-        if total > _MOST_WAITING * self._batch_bytes:
+            by_itself = self._thread is not None
+        if total > _MOST_WAITING * self._batch_bytes or not by_itself:
             self._send_some()
         return future
 
@@ -285,7 +295,7 @@ class Producer(Closing):
         self._thread = threading.Thread(target=self._run, name="txnkv-producer", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the interpreter is on its way out: the flush at exit sends it
+        except RuntimeError:  # none is to be had, or the interpreter ends
             self._thread = None
 
     def _run(self) -> None:

@@ -466,6 +466,7 @@ class Subscription(Closing):
             ValueError: there is no such partition.
         """
         self._require_open()
+        partition = as_index("a partition", partition)
         self._follow()
         if partition not in range(len(self.info.topic.partitions)):
             raise ValueError(f"topic {self.info.topic.name!r} has no partition {partition!r}")

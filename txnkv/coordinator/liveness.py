@@ -32,7 +32,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import Store, clock, new_condition, new_lock
+from txnkv.storage import Store, clock, new_condition, new_lock, no_thread
 
 LEASE_TIME: Final = 10 * 1_000_000
 
@@ -248,14 +248,25 @@ class Heartbeater:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Have the thread, before a transaction is stored that it is to keep alive.
+
+        Raises:
+            UnavailableError: the machine gives none.
+        """
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="txnkv-heartbeat", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread(error) from error
+                self._thread = thread
+
     def add(self, handle: HeartbeatEntry) -> None:
+        self.start()
         with self._lock:
             self._beating.add(handle)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="txnkv-heartbeat", daemon=True
-                )
-                self._thread.start()
             self._wake.notify()
 
     def remove(self, handle: HeartbeatEntry) -> None:

@@ -81,13 +81,16 @@ from txnkv.storage.threads import (
     WhenDropped,
     brief,
     caller,
+    done_here,
     go_on,
     is_calm,
     lengthy,
+    no_thread,
     settle_dropped,
     shielded,
     shielded_steps,
     shielded_unless,
+    submitted,
 )
 from txnkv.storage.write_queue import (
     HASTE,

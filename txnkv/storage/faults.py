@@ -172,7 +172,13 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
         return no_descriptor(path)
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
-    if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
+    if code == errno.ENOMEM:
+        return UnavailableError(
+            f"no memory for {path}: {error}. Each part of a store maps 64 GiB of address space, of "
+            "which only what is in use takes memory: raise `ulimit -v`, if that is the limit, and "
+            "try again. Nothing was changed"
+        )
+    if isinstance(error, lmdb.PanicError) or code == errno.EIO:
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
         return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None

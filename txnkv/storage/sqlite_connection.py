@@ -55,6 +55,7 @@ from txnkv.storage.faults import FULL_ERRNOS, InjectedFault, is_without_descript
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
+from txnkv.storage.threads import submitted
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
 
 LEAST_SQLITE = (3, 51, 3)
@@ -411,13 +412,7 @@ class WalFile:
         pool = self._pool
         if pool is None:
             pool = self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-sync")
-        try:
-            return pool.submit(self.sync)
-        except RuntimeError:  # the interpreter is ending, and starts no threads
-            self.sync()
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
+        return submitted(pool, self.sync)
 
     def after_fork_in_child(self) -> None:
         """The threads are the parent's."""

@@ -62,11 +62,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from txnkv.core import Handlers
+from txnkv.errors import UnavailableError
 from txnkv.storage.locks import new_baton, new_event, new_lock
 from txnkv.storage.write_queue import AGAIN, hastily
 
@@ -134,10 +137,13 @@ class _Threads:
     def take(self, call: _Call) -> None:
         if self._started <= len(self._calls_open):
             start = threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start
-            if _handlers is None:
-                start()
-            else:  # it waits for the thread in Python, and an interruption of that is another error
-                _handlers.put_off(start, (), {})
+            try:
+                if _handlers is None:
+                    start()
+                else:  # it waits for the thread in Python; broken off, that is another error
+                    _handlers.put_off(start, (), {})
+            except RuntimeError as error:
+                raise no_thread(error) from error
             self._started += 1
         self._calls_open.append(None)  # first: broken off here, there is a thread too many
         self._calls.put(call)
@@ -215,6 +221,34 @@ _put_off: Final = _run if _handlers is None else _handlers.put_off
 _let: Final = _run if _handlers is None else _handlers.let
 is_calm: Final[Callable[[], bool]] = bool if _handlers is None else _handlers.calm
 """Tells whether a brief call of this thread lasts, in which no handler runs."""
+
+
+def no_thread(error: RuntimeError) -> UnavailableError:
+    """The error where the machine gives no thread, or the interpreter ends."""
+    return UnavailableError(
+        f"no thread could be started ({error}): this user or container has as many as it may. "
+        "Raise that (`ulimit -u`, pids.max), or end others, and try again. Nothing was changed"
+    )
+
+
+def done_here(fn: Callable[..., T], *args: Any) -> Future[T]:
+    """A future of a call that is made now, for want of a thread."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(fn(*args))
+    except BaseException as error:
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    return future
+
+
+def submitted(pool: Executor, fn: Callable[..., T], *args: Any) -> Future[T]:
+    """The future of a call of a pool's thread, or where none is to be had of one made now."""
+    try:
+        return pool.submit(fn, *args)
+    except RuntimeError:
+        return done_here(fn, *args)
 
 
 def shielded(fn: Callable[P, T]) -> Callable[P, T]:
@@ -346,8 +380,9 @@ class _Worker:
         with self._lock:
             if self.thread is None:
                 thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
-                thread.start()
-                self.thread = thread
+                with suppress(RuntimeError):  # no thread is to be had: the next one tries again
+                    thread.start()
+                    self.thread = thread
 
     def settle(self) -> None:
         if self.thread in (None, threading.current_thread()):

@@ -6,6 +6,7 @@ the sequence numbers, and answers what is there already with where it is.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -424,7 +425,10 @@ def test_an_elder_stays_fenced_while_the_name_is_known(
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"name": ""}, ValueError), ({"name": 3}, ValueError), ({"linger": -1}, ValueError),
-     ({"batch_bytes": 0}, ValueError)],
+     ({"batch_bytes": 0}, ValueError), ({"batch_bytes": math.nan}, ValueError),
+     ({"linger": math.nan}, ValueError), ({"linger": math.inf}, ValueError),
+     ({"linger": None}, TypeError), ({"patience": math.nan}, ValueError),
+     ({"name": "\ud800"}, ValueError)],
 )  # fmt: skip
 def test_arguments(options: dict[str, Any], error: type[Exception], make: Make) -> None:
     with pytest.raises(error):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -317,11 +317,13 @@ def test_a_seek_elsewhere_is_refused(client: txnkv.Client, topic: txnkv.Topic, t
     send(client, 0, 1, 2)
     sub = topic.subscribe("s")
     wrong = txnkv.OffsetOutOfRangeError if isinstance(to, int) else ValueError
-    before = rows(client)
+    before, part = rows(client), cast(int, 0.0)
     with pytest.raises(wrong, match="offset"):
         sub.seek(0, to)
     with pytest.raises(ValueError, match="no partition"):
         sub.seek(1, 0)
+    with pytest.raises(TypeError, match="a partition is a number"):
+        sub.seek(part, 0)
     assert rows(client) == before
     assert received(sub) == ["0", "1", "2"]
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -71,8 +72,10 @@ class Compactor:
                 return
             if not self._left_over() and self._next() is None:
                 return
-            self._thread = threading.Thread(target=self._run, name="txnkv-compaction", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="txnkv-compaction", daemon=True)
+            with suppress(RuntimeError):  # no thread is to be had: the next round tries again
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """End the thread; what it has not finished is removed."""

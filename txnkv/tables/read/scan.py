@@ -27,7 +27,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
-from txnkv.storage import go_on
+from txnkv.storage import go_on, submitted
 from txnkv.tables.read.point import find_range, find_rows
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
@@ -102,7 +102,7 @@ class Plan:
         try:
             waiting: deque[Future[pa.RecordBatch | None]] = deque()
             for unit in self.units(parts):
-                waiting.append(pool.submit(self._read, unit))
+                waiting.append(submitted(pool, self._read, unit))
                 if len(waiting) > _AHEAD:
                     batch = waiting.popleft().result()
                     if batch is not None:

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -35,7 +36,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.coordinator import TxnRow, partition_locks, status_table
 from txnkv.errors import InvalidTxnStateError
-from txnkv.storage import declare_fault_point, fault_point
+from txnkv.storage import declare_fault_point, done_here, fault_point
 from txnkv.tables import table_catalog
 from txnkv.tables.operations import DELETES, PARTIAL
 from txnkv.tables.read_set import ReadSet
@@ -231,7 +232,12 @@ def _stage_chunk(
     before.land()
     keys = [(made.tablet, made.keys) for made in fresh]
     flight = _Flight(keys, op in DELETES, checked, before.staged)
-    flight.future = writer.submit(_write, tables, context.scope, encoded, flight)
+    write = partial(_write, tables, context.scope, encoded, flight)
+    try:
+        flight.future = writer.submit(write)
+    except RuntimeError:  # no thread is to be had
+        writer.shutdown(cancel_futures=True)  # or it would write that, too, with the next one
+        flight.future = done_here(write)
     return flight
 
 
