@@ -401,6 +401,15 @@ class RowLayout:
         """
         return tuple(self._at_sight.dict(b"", row).values())
 
+    def decode_numbers(self, row: bytes) -> tuple[Any, ...]:
+        """`decode_one`, with the number of each date or time that Python has not."""
+        try:
+            return self.decode_one(row)
+        except OverflowError:
+            ends = pa.array([0, len(row)], pa.uint32()).buffers()[1]
+            alone = RowBytes(1, pa.py_buffer(row), ends)
+            return tuple(map(_first, self.decode(alone, range(len(self.types)))))
+
     def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> RowBytes:
         """The rows of as many as the columns have, or of some.
 
@@ -499,6 +508,14 @@ class RowLayout:
         if len(lengths) > 1:
             raise ValueError(f"arrays of {sorted(lengths)} rows; columns are as long as each other")
         return lengths.pop() if lengths else 0
+
+
+def _first(array: pa.Array) -> Any:
+    """The first value of an array, or its number."""
+    try:
+        return array[0].as_py()
+    except (OverflowError, ValueError):  # a date or a timestamp
+        return array.view(pa.int32() if pa.types.is_date32(array.type) else pa.int64())[0].as_py()
 
 
 def fill_column(c: Any, array: pa.Array, kind: int) -> list[pa.Buffer | None]:
