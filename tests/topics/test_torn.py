@@ -80,3 +80,22 @@ def test_a_serializable_consumer_begins_behind_what_any_partition_has_lost(
     lose(client, topic, 3, number=1)  # all of a, and b's message
     found = given(topic.consumer(isolation="serializable"))
     assert sorted(value for _, value in found) == [b"c0", b"c1"]
+
+
+@pytest.mark.parametrize("options", READERS)
+def test_a_small_transaction_in_part(client: txnkv.Client, options: dict[str, Any]) -> None:
+    """The rest of it was given in commit order; who names an offset inside gets what follows."""
+    topic = client.create_topic("events")
+    for name in "ab":
+        with client.transaction() as txn:
+            for number in range(3):
+                txn.send(topic, f"{name}{number}")
+    lose(client, topic, 2)
+    starts: list[tuple[Any, list[str]]] = [
+        ("earliest", ["b0", "b1", "b2"]),
+        ({0: 4}, ["b1", "b2"]),
+        ({0: 2}, ["a2", "b0", "b1", "b2"]),
+    ]
+    for start, values in starts:
+        found = given(topic.consumer(start=start, **options))
+        assert [value for _, value in found] == [value.encode() for value in values]

@@ -287,11 +287,15 @@ class CommitReader:
             view.verify(first)
             self._inside, self._read_to, self._given_to = first, given_to, given_to
             return self._see(view, upto)
+        if self._whole and first.first_offset < (self._begin or 0):
+            view.verify(first)
+            self._next = self._position = _behind(first)
+            self.moved = True
+            return None
         if _is_marked(first):
             view.verify(first)
             if self._whole and first.first_offset < view.start:
-                self._pass_over(view, first)
-                return None
+                raise self._torn(view, first)
             if self._begin is not None:
                 view.require(max(first.first_offset, self._begin))
             return self._go_on(view, [first], max(first.first_offset, view.start))
@@ -308,12 +312,6 @@ class CommitReader:
             self._next = self._position = max(_behind(inside), view.start)
             self._last_ts = inside.commit_ts
             self.moved = True
-
-    def _pass_over(self, view: LogView, entry: CommitEntry) -> None:
-        if entry.first_offset >= (self._begin or 0):
-            raise self._torn(view, entry)
-        self._next = self._position = _behind(entry)
-        self.moved = True
 
     def _torn(self, view: LogView, entry: CommitEntry) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
