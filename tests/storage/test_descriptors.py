@@ -77,6 +77,32 @@ give_back(taken)
     assert 0 < after < before
 
 
+def test_idle_environments_make_room_for_one_that_is_made(process: Callable[..., Any]) -> None:
+    """The first of a new table, of a new partition, was refused, however many others were idle."""
+    said = process(
+        LIMITED
+        + """
+engine.flush()
+assert client.table("t").count() == 100
+client.create_table("new", schema)
+client.create_topic("e")
+with client.transaction() as txn:
+    txn.insert("new", (1,))
+    txn.send("e", b"x")
+limit(open_now() + 10)
+before = len(_TABLE.opened())
+taken = take()
+engine.flush()
+say((client.table("new").count(), client.topic("e").end_offsets(), before, len(_TABLE.opened())))
+give_back(taken)
+""",
+        PARTS=8,
+    ).finish()
+    count, ends, before, after = said
+    assert (count, ends) == (1, {0: 1})
+    assert 0 < after < before
+
+
 def test_a_child_that_has_none_left(process: Callable[..., Any]) -> None:
     """It maps the runtime file anew at its first use, by another file than status.db."""
     said = process(

@@ -113,12 +113,18 @@ class _Table:
     def with_room(self, environment: Environment, open_it: Callable[[], None]) -> None:
         """Opens one more, and before that closes the idle ones that were used longest ago.
 
-        Each takes three descriptors, and a quarter of them is left to the program. Where that has
-        more open itself, half of the idle ones are closed, and no more are open from then on.
+        Each takes three descriptors, and a quarter of them is left to the program.
         """
         cap = min(self.open_cap, descriptor_limit() // 4)
         if len(self._opened) >= min(cap, WRITABLE_CAP):
             self._make_room(cap)
+        self.freeing(open_it)
+        self._opened[environment] = None  # no sooner: what is not open is taken out
+
+    def freeing(self, open_it: Callable[[], None]) -> None:
+        """Opens something. Where the program has all that is left, half of the idle ones are closed,
+        no more are open from then on, and it is tried again.
+        """
         try:
             open_it()
         except (lmdb.Error, OSError) as error:
@@ -127,7 +133,6 @@ class _Table:
             self.open_cap = max(len(self.opened()) // 2, 1)
             self._close_idle(self.opened(), self.open_cap - 1)
             open_it()
-        self._opened[environment] = None  # no sooner: what is not open is taken out
 
     def _make_room(self, cap: int) -> None:
         opened = self.opened()
@@ -291,7 +296,7 @@ class Environments:
                     "made, or was removed"
                 )
             try:
-                make_environment_files(path, databases)
+                _TABLE.freeing(lambda: make_environment_files(path, databases))
             except (lmdb.Error, OSError) as error:
                 raise lmdb_error(error, path) or error from error
         return path
