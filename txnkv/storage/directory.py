@@ -245,7 +245,13 @@ def store_path(path: str | os.PathLike[str]) -> Path:
         StoreNotFoundError: it leads nowhere.
     """
     try:
-        real = Path(path).resolve()
+        real = Path(path).absolute()
+    except FileNotFoundError:
+        raise StoreNotFoundError(
+            f"no store can be at {path}: the working directory is gone. Name an absolute path"
+        ) from None
+    try:
+        real = real.resolve()
         status = str(real / "status.db").encode()
         os.stat(real)
     except UnicodeEncodeError:
@@ -473,6 +479,10 @@ class FileIdentity:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found = _identity(path)
+
+    def is_at(self, path: Path) -> bool:
+        """Tell whether it stands at another path, too, or by now."""
+        return self._found is not None and _identity(path) == self._found
 
     def require(self) -> None:
         """Refuse to go on where it stands there no more.

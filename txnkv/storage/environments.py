@@ -122,8 +122,8 @@ class _Table:
         self._opened[environment] = None  # no sooner: what is not open is taken out
 
     def freeing(self, open_it: Callable[[], None]) -> None:
-        """Opens something. Where the program has all that is left, half of the idle ones are closed,
-        no more are open from then on, and it is tried again.
+        """Opens something. Where the program has all that is left, half of the idle ones are closed
+        for good, and it is tried again.
         """
         try:
             open_it()

@@ -166,6 +166,11 @@ class Store:
             raise self._is_closed()
         return self._runtime
 
+    def is_at(self, path: Path) -> bool:
+        """Tell whether it stands at this path."""
+        folder, status = self._files
+        return folder.is_at(path) and status.is_at(path / self.directory.status_path.name)
+
     def require_there(self) -> None:
         """Refuse to go on with a store that was removed, moved or replaced while it is open.
 
@@ -285,11 +290,21 @@ class _Stores:
                 store.require_there()
                 require_same("cache_bytes", cache_bytes, store.cache_bytes)
                 return store.share()
+            self._refuse_by_another_path(store_path(path))
             directory = StoreDirectory.open(path, create, read_only)
             kept = CACHE_BYTES if cache_bytes is None else cache_bytes
             store = Store(directory, schema_sql, initialise, upgrades, kept)
             self._open[directory.path] = store
             return store
+
+    def _refuse_by_another_path(self, path: Path) -> None:
+        # Slots are locks of the process: the second to close would give up those of the first.
+        for there, store in self._open.items():
+            if store.is_at(path):
+                raise NotSupportedError(
+                    f"{path} is the store that this process has open as {there}: connect by that "
+                    "path, or, where it was moved, close its clients first"
+                )
 
     def close(self, store: Store) -> None:
         with self._lock:
