@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests import internals
 from txnkv.coordinator import Timestamp
 from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
 from txnkv.storage import brief
-from txnkv.storage.faults import arm, disarm
+from txnkv.storage.faults import arm, disarm, storage_full
 from txnkv.topics import Waiting
 from txnkv.transaction import commit_protocols
 
@@ -72,6 +74,45 @@ def test_a_commit_that_another_thread_asks_for_too(
     assert table.get(1) == {"id": 1, "v": "x"}
 
 
+def test_a_conflict_behind_another_writer(client: txnkv.Client, table: txnkv.Table) -> None:
+    """It was told as a transaction that is not open."""
+    table.upsert((1, "a"))
+    txn = client.new_transaction()
+    txn.update(table, {"id": 1, "v": "b"})
+    table.upsert((1, "c"))
+    with writing(client) as let_go:
+        threading.Timer(0.1, let_go.set).start()
+        with pytest.raises(txnkv.TransactionConflictError):
+            txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED
+
+
+@pytest.mark.parametrize("disturbed", ["another writer", "a full disk"])
+def test_a_rollback_gives_shared_messages_back(
+    client: txnkv.Client, table: txnkv.Table, until: Any, disturbed: str
+) -> None:
+    """What it held stayed held, for as long as the process lived."""
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.send(topic, b"x")
+    sub = topic.subscribe("s", type="shared")
+    message = sub.receive(timeout=0)
+    assert message is not None
+    txn = client.new_transaction(timeout=None)
+    txn.ack(sub, message)
+    if disturbed == "another writer":
+        with writing(client):
+            txn.rollback()
+    else:
+        full = storage_full(Path("status.db"), errno.ENOSPC)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(internals.status(client), "begin_write", Mock(side_effect=full))
+            txn.rollback()
+    assert txn.state is txnkv.TxnState.ABORTED
+    again = until(lambda: sub.receive(timeout=0))
+    assert again.id == message.id
+
+
 def test_callbacks_of_an_attempt_that_was_joined_run_in_no_brief_call(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:
@@ -88,7 +129,7 @@ def test_callbacks_of_an_attempt_that_was_joined_run_in_no_brief_call(
     arm("log.durable", join)
     txn.commit()
     client.close()
-    assert [name.startswith("txnkv-background") for name in found] == [True]
+    assert [name.startswith("txnkv-commit") for name in found] == [True]
 
 
 def test_callbacks_of_futures_run_in_no_brief_call() -> None:

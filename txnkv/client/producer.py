@@ -70,6 +70,8 @@ _MOST_WAITING: Final = 16
 
 _LOOKS: Final = 8
 """So many times the thread looks by itself, a linger apart, before `send` has to wake it."""
+_SHORT: Final = 0.05
+"""Seconds of a linger up to which it does."""
 
 _MOST_SECONDS: Final = 1e9
 _IDLE: Final = 2.0
@@ -309,7 +311,7 @@ class Producer(Closing):
             self._send_some()
 
     def _wait_for_some(self) -> None:
-        looks = _LOOKS if self._linger > 0 else 0
+        looks = _LOOKS if 0 < self._linger <= _SHORT else 0
         while looks and not self._waiting and not self._closed:
             since = self._since
             self._wake.wait(self._linger)

@@ -118,7 +118,7 @@ class CommitLog:
         self._taken: list[Sequence[Section]] = []  # what the group has changed in memory
         self._waiting_since = 0
         self.sleepers: dict[object, threading.Lock] = {}
-        self._queue = CommitQueue(self._commit_group)
+        self.queue = CommitQueue(self._commit_group)
         self.locked = True
         self._begin_again()
 
@@ -348,7 +348,7 @@ class CommitLog:
 
     def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
         """Begin to `commit`; it has ended already, where nobody else commits."""
-        request = self._queue.offer(commit, deadline)
+        request = self.queue.offer(commit, deadline)
         if request.stamp is not None:
             self._metrics.commit_seconds.observe(time.monotonic() - request.began)
         return request
@@ -357,7 +357,7 @@ class CommitLog:
         """Wait for what was offered; raises as `commit`."""
         if request.stamp is not None:
             return request.stamp
-        stamp = self._queue.outcome(request, deadline)
+        stamp = self.queue.outcome(request, deadline)
         self._metrics.commit_seconds.observe(time.monotonic() - request.began)
         return stamp
 
@@ -367,7 +367,7 @@ class CommitLog:
         Returns:
             None when nothing was done: `offer` is the way.
         """
-        if commit.write is not None or not commit.sections or not self._queue.lead():
+        if commit.write is not None or not commit.sections or not self.queue.lead():
             return None
         began = time.monotonic()
         try:
@@ -383,13 +383,13 @@ class CommitLog:
             self._on_commit()
             self._make_durable(*written)
         finally:
-            self._queue.pass_on()
+            self.queue.pass_on()
         self._metrics.commit_seconds.observe(time.monotonic() - began)
         return written[1]
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
         """Commit as `commit` does, on the library's thread: any number may be under way at once."""
-        return self._queue.submit(commit)
+        return self.queue.submit(commit)
 
     def _commit_group(self, group: list[CommitRequest], wait: bool) -> None:
         """Commit all who wait, durably."""
@@ -460,7 +460,7 @@ class CommitLog:
             cur, failed = status.begin_write(wait=wait), None
             try:
                 self._taken, self._before = [], None
-                self._queue.take(group)
+                self.queue.take(group)
                 with self.lock:
                     number = self.runtime.change_number()
                     if number is None or self._current != number:
@@ -592,7 +592,7 @@ class CommitLog:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
-        self._queue.close()
+        self.queue.close()
 
     def after_fork_in_child(self) -> None:
         """Memory may have been inherited half written: everything is read again."""

@@ -146,7 +146,7 @@ class CommitQueue:
         if next_one is not None and next_one.wake is not None:
             next_one.wake.release()
         elif next_one is not None:
-            self._on_thread(self._lead)
+            self.on_thread(self._lead)
 
     def outcome(self, waiting: CommitRequest, deadline: int | None = None) -> Timestamp:
         """Wait for the end of what was offered; raises what refused it.
@@ -171,7 +171,7 @@ class CommitQueue:
             self._queue.append(CommitRequest(commit, future))
             leads, self._leading = not self._leading, True
         if leads:
-            self._on_thread(self._lead)
+            self.on_thread(self._lead)
         return future
 
     def take(self, group: list[CommitRequest]) -> None:
@@ -215,7 +215,7 @@ class CommitQueue:
             "to the store, and was not written. Begin a new transaction, with a longer timeout"
         )
 
-    def _on_thread(self, fn: Callable[[], object]) -> None:
+    def on_thread(self, fn: Callable[[], object]) -> None:
         """Call on the library's thread; where none is to be had, here."""
         if self._committer is None:
             with self._mutex:
@@ -253,24 +253,26 @@ class CommitQueue:
                     first = self._queue[0]  # the caller's, that may be withdrawn now
                     first.leads = False
                     first.wake = first.wake or new_baton()
-                self._on_thread(self._lead)
+                self.on_thread(self._lead)
             else:
-                self.pass_on()
                 for waiting in group:
                     waiting.stamp = waiting.given if waiting.error is None else None
                     waiting.ended = True
+                asked = [each for each in group if each.future is not None]
+                if asked and is_calm():  # their callbacks are the program's
+                    self.on_thread(partial(_tell, asked))
+                self.pass_on()
+                for waiting in group:
                     if waiting.wake is not None:
                         waiting.wake.release()
-                    elif waiting.future is not None:
-                        self._tell(waiting)
+                if not is_calm():
+                    _tell(asked)
         return not busy
 
-    def _tell(self, waiting: CommitRequest) -> None:
-        """Complete its future; not in a brief call, for its callbacks are the program's."""
-        if is_calm():
-            self._on_thread(waiting.tell)
-        else:
-            waiting.tell()
+
+def _tell(asked: list[CommitRequest]) -> None:
+    for waiting in asked:
+        waiting.tell()
 
 
 def _own(error: BaseException, waiting: CommitRequest) -> BaseException:

@@ -84,6 +84,7 @@ from txnkv.storage.threads import (
     done_here,
     go_on,
     is_calm,
+    later,
     lengthy,
     no_thread,
     settle_dropped,

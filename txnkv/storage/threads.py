@@ -129,6 +129,8 @@ class _Threads:
     def run(self, call: _Call) -> Any:
         try:
             self.take(call)
+        except RuntimeError as error:
+            raise no_thread(error) from error
         except BaseException:
             call.abandoned = True
             raise
@@ -137,13 +139,10 @@ class _Threads:
     def take(self, call: _Call) -> None:
         if self._started <= len(self._calls_open):
             start = threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start
-            try:
-                if _handlers is None:
-                    start()
-                else:  # it waits for the thread in Python; broken off, that is another error
-                    _handlers.put_off(start, (), {})
-            except RuntimeError as error:
-                raise no_thread(error) from error
+            if _handlers is None:
+                start()
+            else:  # it waits for the thread in Python, and an interruption of that is another error
+                _handlers.put_off(start, (), {})
             self._started += 1
         self._calls_open.append(None)  # first: broken off here, there is a thread too many
         self._calls.put(call)
@@ -356,6 +355,8 @@ _log = logging.getLogger("txnkv")
 
 _PATIENCE: Final = 1.0
 """Seconds; the work may want a lock that waits for the one who waits for it."""
+_PAUSE: Final = 0.5
+"""Seconds until what failed is tried again."""
 
 _Work = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -403,9 +404,20 @@ class _Worker:
             fn, args = found
             try:
                 fn(*args)
-            except Exception:
-                _log.exception("tidying up after a dropped object failed")
+            except Exception as error:
+                if getattr(error, "retriable", False):
+                    self._try_again(found)
+                else:
+                    _log.exception("tidying up after a dropped object failed")
             del fn, args, found
+
+    def _try_again(self, work: _Work) -> None:
+        timer = threading.Timer(_PAUSE, self.queue.put, (work,))
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread is to be had
+            timer.start()
+            return
+        self.queue.put(work)
 
 
 _worker = _Worker()
@@ -441,6 +453,13 @@ class WhenDropped:
         watch, self._watch = self._watch, None
         if watch is not None:
             _worker.watched.pop(id(watch), None)
+
+
+def later(fn: Callable[..., object], *args: Any) -> None:
+    """Call on the library's thread, again while it fails with an error that is retriable."""
+    if _worker.thread is None:
+        _worker.start()
+    _worker.queue.put((fn, args))
 
 
 def settle_dropped() -> None:

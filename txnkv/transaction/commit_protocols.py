@@ -16,7 +16,6 @@ The commit of a large one is driven to its end also when the disk fails on the w
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -45,7 +44,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, is_calm
+from txnkv.storage import clock, is_calm, lengthy
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
@@ -103,12 +102,15 @@ def commit_small(context: TxnContext) -> Timestamp | None:
         _drive(context, attempt, commit)
     if attempt.stamp is not None:
         return attempt.stamp
-    if is_calm() and not attempt.done:
-        raise BusyError("others write to the store")  # asked again, it waits for this attempt
     try:
-        return attempt.result()
+        return attempt.result() if attempt.done else _result(attempt)
     finally:
         del attempt  # an error of it refers to this frame
+
+
+@lengthy
+def _result(attempt: Attempt) -> Timestamp:
+    return attempt.result()
 
 
 def submit_small(context: TxnContext) -> Future[Timestamp] | None:
@@ -146,7 +148,7 @@ def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
 
 
 def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
-    """Have the commit log commit; in a brief call, what would wait is left to a thread."""
+    """Have the commit log commit."""
     log, request = context.instance.coordinator.log, None
     try:
         stamp = log.commit_alone(commit)
@@ -160,6 +162,8 @@ def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
         return
     if stamp is not None:
         _committed(context, attempt, stamp)
+    elif context.transactional:
+        lengthy(_wait_for)(context, attempt, commit, request)
     else:
         _wait_for(context, attempt, commit, request)
 
@@ -173,13 +177,7 @@ def _wait_for(
         try:
             request = request or log.offer(commit, deadline)
             stamp = log.outcome(request, deadline)
-        except (BusyError, LockedByYoungerError) as error:
-            if context.transactional and is_calm():
-                _hand_over(context, attempt, commit, error)
-                return
-            if isinstance(error, BusyError):
-                _failed(context, attempt, error)
-                return
+        except LockedByYoungerError as error:
             request = None
             if not _wait_for_lock(context, attempt, error):
                 return
@@ -216,29 +214,17 @@ def _submitted(
     if error is None:
         _committed(context, attempt, done.result())
     elif isinstance(error, LockedByYoungerError):
-        _hand_over(context, attempt, commit, error)
+        attempt.queued = False
+        try:
+            context.instance.waiting.submit(_go_on, context, attempt, commit, error)
+        except RuntimeError:  # its threads are gone
+            _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
     else:
         _failed(context, attempt, error)
 
 
-def _hand_over(
-    context: TxnContext, attempt: Attempt, commit: SmallCommit, error: TxnkvError
-) -> None:
-    """Go on with an attempt on a thread of the library. The commit log has it no more."""
-    attempt.queued = False
-    try:
-        context.instance.waiting.submit(_go_on, context, attempt, commit, error)
-    except RuntimeError:  # its threads are gone
-        _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
-
-
 def _go_on(context: TxnContext, attempt: Attempt, commit: SmallCommit, error: TxnkvError) -> None:
-    if isinstance(error, LockedByYoungerError):
-        goes_on = _wait_for_lock(context, attempt, error)
-    else:
-        with context.lock:
-            goes_on = attempt.queue_again()
-    if goes_on:
+    if _wait_for_lock(context, attempt, error):
         _drive(context, attempt, commit)
 
 
@@ -248,8 +234,10 @@ def _go_on(context: TxnContext, attempt: Attempt, commit: SmallCommit, error: Tx
 def _committed(context: TxnContext, attempt: Attempt, stamp: Timestamp) -> None:
     with context.lock:
         context.local.commit_ts = stamp
-        context.end(TxnState.COMMITTED)
-        context.local.settle(attempt, stamp)
+        try:
+            context.end(TxnState.COMMITTED)
+        finally:
+            context.local.settle(attempt, stamp)
     _tell(context, attempt)
 
 
@@ -260,10 +248,9 @@ def _tell(context: TxnContext, attempt: Attempt) -> None:
     if attempt.future_asked is None:
         return
     if is_calm():
-        with suppress(RuntimeError):  # no thread is to be had
-            context.instance.pool.submit(attempt.tell)
-            return
-    attempt.tell()
+        context.instance.coordinator.log.queue.on_thread(attempt.tell)
+    else:
+        attempt.tell()
 
 
 def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> None:
@@ -280,8 +267,10 @@ def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None
         context.local.unsure_since = Timestamp.from_micros(
             max(clock.now_micros() - int(attempt.elapsed * 1e6), 0)
         )
-        error = _move_after(context, error)
-        context.local.settle(attempt, None, error.with_traceback(None))
+        try:
+            error = _move_after(context, error)
+        finally:
+            context.local.settle(attempt, None, error.with_traceback(None))
     _tell(context, attempt)
     _count(context, error)
 
@@ -403,9 +392,11 @@ def abort_small(context: TxnContext, reason: str) -> bool:
             if local.at is Local.COMMITTED:
                 raise InvalidTxnStateError(f"cannot abort: transaction {context.id} is COMMITTED")
             if local.at is not Local.UNSURE and (attempt is None or not attempt.queued):
-                context.end(TxnState.ABORTED, reason)
-                if attempt is not None:
-                    local.settle(attempt, None, context.not_open("commit"))
+                try:
+                    context.end(TxnState.ABORTED, reason)
+                finally:
+                    if attempt is not None:
+                        local.settle(attempt, None, context.not_open("commit"))
                 break
         if attempt is not None:
             attempt.wait(1.0)

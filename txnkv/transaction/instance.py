@@ -15,7 +15,7 @@ from typing import Any, Final
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, TxnNotFoundError
-from txnkv.storage import Store, brief, new_rlock, not_waiting, require_same, store_path
+from txnkv.storage import Store, brief, later, new_rlock, not_waiting, require_same, store_path
 from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
 from txnkv.topics import topic_catalog as topics_schema
@@ -227,18 +227,15 @@ def acquire(
 
 
 def _close_left(wanted: tuple[str, bool]) -> None:
-    """Close the stores, but that one, whose clients were dropped without `close`: a program that
-    opens one store after the other has no more than two of them open.
+    """Close the stores, but that one, whose clients were dropped without `close`, on the library's
+    thread: a program that opens one store after the other has few of them open.
     """
     with _lock:
         left = {k: each for k, each in _instances.items() if k != wanted and each.is_left}
         for key in left:
             del _instances[key]
     for instance in left.values():
-        try:
-            instance.close()
-        except TxnkvError as error:
-            _log.warning("%s could not be closed: %s", instance.store.directory.path, error)
+        later(instance.close)
 
 
 def release(instance: Instance, client: object | None = None) -> None:

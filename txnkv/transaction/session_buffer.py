@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -434,9 +435,11 @@ class Background:
             if session is not None:
                 self._on_timer(session)
 
-        self._timer = threading.Timer(_BACKGROUND_SECONDS, tick)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(_BACKGROUND_SECONDS, tick)
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread is to be had: the next call tries again
+            timer.start()
+            self._timer = timer
 
     def _on_timer(self, session: Buffered) -> None:
         with self._lock:

@@ -40,13 +40,10 @@ from txnkv.topics.topic_catalog import TopicInfo
 
 _GONE = -2
 """Stands for the version of a subscription that was dropped."""
-
 _ALL = 1 << 62
 """Above every offset."""
-
 _ELSEWHERE = 0
 """Stands for the holds that status.db has."""
-
 _MANY = 100
 """Rows of what came back that status.db may keep although they were read."""
 
@@ -332,14 +329,15 @@ class Exclusive:
     def _stored(self, partition_id: int) -> dict[str, Ranges]:
         return {"a stored transaction": self._foreign.get(partition_id, NONE)}
 
-    def take_plain(self, wanted: Held) -> Held:
-        """Take those of `wanted` that a plain ack gets, until the commit that is under way ends."""
+    def take_plain(self, wanted: Held, *, keep: bool = True) -> Held:
+        """Leave those of `wanted` that a plain ack gets; keep them until its commit ends."""
         with self.lock:
             for partition_id, ranges in wanted.items():
                 pending = self.pending[partition_id]
                 ranges.difference_update(pending)
                 ranges.remove(0, self._position(partition_id))
-                pending.update(ranges)
+                if keep:
+                    pending.update(ranges)
             return wanted
 
     def take_position(self, owner: object, own: Ranges, number: int, offset: int) -> None:
@@ -428,6 +426,8 @@ class Exclusive:
 
     def delete(self, cur: apsw.Cursor, deleted: Held) -> None:
         """Delete ranges in status.db, inside the write of a commit."""
+        if not self.current(cur):
+            self._unbroken = set()
         for partition_id, ranges in deleted.items():
             for first, last in ranges:
                 if partition_id in self._unbroken:

@@ -37,6 +37,7 @@ from txnkv.storage import (
     clock,
     declare_fault_point,
     fault_point,
+    later,
     new_rlock,
 )
 from txnkv.topics import subscription_catalog
@@ -47,7 +48,6 @@ from txnkv.topics.subscription_catalog import MANY, SubscriptionInfo
 from txnkv.topics.topics import Topics
 
 KIND: Final = "subscription"
-
 _GRACE: Final = 1_000_000
 """Microseconds after a deadline by which a commit that was in time is over."""
 
@@ -158,8 +158,7 @@ class TransactionAcks:
         if self._transactional and self._catalog is None:
             self._catalog = self._topics.require_live(info.topic)
         with self._guard:
-            if self._lost is not None:
-                raise self._lost
+            self._refuse_lost()
             if info.topic.options.altered:
                 _cover(self._topics.local.exclusive(info.id), info)
             acks = self._of(info)
@@ -313,19 +312,8 @@ class TransactionAcks:
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
-        info = acks.info
-        state = None if info.leased else self._topics.local.exclusive(info.id, self)
-        wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
-        if state is not None and acks.positions:
-            state.look_for_returned(cur)
-            for id, position in acks.positions.items():
-                named = acks.held.get(id, Ranges())
-                wanted[id].difference_update(state.unseen(id, position).minus(named))
-        for row in ack_rows.pending(cur, self._store, info.id):
-            if row.txn_id > 0 and row.partition_id in wanted:
-                wanted[row.partition_id].remove(row.first, row.last)
-        acks.state = state
-        if state is not None:
+        info, wanted = acks.info, self._plain(cur, acks)
+        if (state := acks.state) is not None:
             wanted = state.take_plain(wanted)
             acks.held, acks.positions = wanted, {}
             self._delete(cur, acks, state, wanted)
@@ -335,6 +323,21 @@ class TransactionAcks:
                 ack_rows.delete_leased(cur, info.id, partition_id, first, last)
         if wanted:
             ack_rows.bump(cur, info.id)
+
+    def _plain(self, cur: apsw.Cursor, acks: HeldAcks) -> Held:
+        """Messages that are acknowledged outside of a transaction, but what is pending."""
+        info = acks.info
+        acks.state = state = None if info.leased else self._topics.local.exclusive(info.id, self)
+        wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
+        if state is not None and acks.positions:
+            state.look_for_returned(cur)
+            for id, position in acks.positions.items():
+                named = acks.held.get(id, Ranges())
+                wanted[id].difference_update(state.unseen(id, position).minus(named))
+        for row in ack_rows.pending(cur, self._store, info.id):
+            if row.txn_id > 0 and row.partition_id in wanted:
+                wanted[row.partition_id].remove(row.first, row.last)
+        return wanted
 
     def ended(self, committed: bool | None) -> None:
         """The small transaction has ended. Twice is fine; of a stored one its handler hears.
@@ -353,8 +356,10 @@ class TransactionAcks:
                 if acks.state is not None:
                     self._ended_in_memory(acks, acks.state, committed)
             if (self._rows or self._unsure_rows) and not committed:
-                with self._store.status.write(sync=False) as cur:
-                    ack_rows.give_back(cur, self._store, self._row.txn_id)
+                try:
+                    _give_rows_back(self._store, self._row.txn_id)
+                except TxnkvError:  # others write, or the disk is full
+                    later(_give_rows_back, self._store, self._row.txn_id)
 
     def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
@@ -388,7 +393,7 @@ class TransactionAcks:
             with self._store.status.write(sync=False) as cur:
                 status_table.join(cur, row.txn_id, KIND, self._acks, "acknowledge")
                 ack_rows.made_stored(cur, row.txn_id)
-                rows = self._write_out(cur, moved, stored=True)
+                rows = self._write_out(cur, moved, stored=True) + self._write_out_plain(cur)
             self._stored = True
             self._forget_to_give_back()
             self._rows += rows
@@ -440,6 +445,18 @@ class TransactionAcks:
             ack_rows.bump(cur, acks.info.id)
         return rows
 
+    def _write_out_plain(self, cur: apsw.Cursor) -> int:
+        rows = 0
+        for acks in () if self._transactional else self._acks.values():
+            subscription_catalog.require(cur, acks.info)
+            wanted = self._plain(cur, acks)
+            if acks.state is not None:
+                wanted = acks.state.applied(acks.state.take_plain(wanted, keep=False))
+            for partition_id, ranges in wanted.items():
+                rows += self._write_rows(cur, acks.info, partition_id, ranges, None, True)
+            ack_rows.bump(cur, acks.info.id)
+        return rows
+
     def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
         for acks in moved:
             if acks.state is not None:
@@ -478,8 +495,12 @@ def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: i
                 one.state.return_all(one)
                 one.state.release(token, one)
     if any(one.state is None for one in acks.values()):
-        with suppress(ClosedError), store.status.write(sync=False) as cur:
-            ack_rows.give_back(cur, store, txn_id, stored=False)
+        _give_rows_back(store, txn_id)
+
+
+def _give_rows_back(store: Store, txn_id: int) -> None:
+    with suppress(ClosedError), store.status.write(sync=False) as cur:
+        ack_rows.give_back(cur, store, txn_id, stored=False)
 
 
 def _refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -> None:
