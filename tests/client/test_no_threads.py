@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_due(
 
 
 def test_a_commit_behind_others(client: txnkv.Client, table: txnkv.Table) -> None:
-    queue = internals.coordinator(client).log._queue
+    queue = internals.coordinator(client).log.queue
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     with (

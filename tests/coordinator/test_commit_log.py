@@ -181,7 +181,7 @@ def test_threads_that_wait_share_a_group(world: World, shelf: Shelf) -> None:
         with world.store.status.write():
             futures = [pool.submit(commit, number) for number in range(8)]
             started.wait(10)
-            while len(log._queue._queue) < 8:
+            while len(log.queue._queue) < 8:
                 threading.Event().wait(0.001)
         stamps = [future.result(10) for future in futures]
     assert len(set(stamps)) == 8
@@ -228,7 +228,7 @@ def test_nobody_is_answered_before_the_disk_has_it(
     with ThreadPoolExecutor(1) as pool:
         with world.store.status.write():
             leader = pool.submit(log.commit, small(1, b"leader"))
-            while not log._queue._queue:
+            while not log.queue._queue:
                 threading.Event().wait(0.001)
             request = log.offer(small(2, b"follower"))
             assert request.wake is not None
@@ -265,7 +265,7 @@ def test_background_work_does_not_wait_for_its_turn(
             other = None
             if behind != "the writer":
                 other = pool.submit(log.commit, small(2, b"other"))
-                while not log._queue._queue:
+                while not log.queue._queue:
                     over.wait(0.001)
             with pytest.raises(BusyError):
                 pool.submit(commit).result(60)

@@ -464,7 +464,7 @@ def test_ctrl_c_in_the_commit_of_a_run(client: txnkv.Client, until: Callable[...
     held.wait(60)
 
     def interrupt() -> None:
-        until(lambda: internals.coordinator(client).log._queue._queue)
+        until(lambda: internals.coordinator(client).log.queue._queue)
         os.kill(os.getpid(), signal.SIGINT)
         let_go.set()
 

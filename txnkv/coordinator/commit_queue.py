@@ -255,17 +255,20 @@ class CommitQueue:
                     first.wake = first.wake or new_baton()
                 self.on_thread(self._lead)
             else:
+                asked: list[CommitRequest] = []
                 for waiting in group:
                     waiting.stamp = waiting.given if waiting.error is None else None
                     waiting.ended = True
-                asked = [each for each in group if each.future is not None]
+                    if waiting.future is not None:
+                        asked.append(waiting)
                 if asked and is_calm():  # their callbacks are the program's
                     self.on_thread(partial(_tell, asked))
+                    asked = []
                 self.pass_on()
                 for waiting in group:
                     if waiting.wake is not None:
                         waiting.wake.release()
-                if not is_calm():
+                if asked:
                     _tell(asked)
         return not busy
 

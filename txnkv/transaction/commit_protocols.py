@@ -238,16 +238,13 @@ def _committed(context: TxnContext, attempt: Attempt, stamp: Timestamp) -> None:
             context.end(TxnState.COMMITTED)
         finally:
             context.local.settle(attempt, stamp)
-    _tell(context, attempt)
+    if attempt.future_asked is not None:
+        _tell(context, attempt)
 
 
 def _tell(context: TxnContext, attempt: Attempt) -> None:
-    """Complete the future, if there is one; not in a brief call, for its callbacks are the
-    program's.
-    """
-    if attempt.future_asked is None:
-        return
-    if is_calm():
+    """Complete the future, if there is one; not in a brief call: callbacks are the program's."""
+    if is_calm() and attempt.future_asked is not None:
         context.instance.coordinator.log.queue.on_thread(attempt.tell)
     else:
         attempt.tell()

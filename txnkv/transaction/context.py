@@ -264,8 +264,7 @@ class TxnContext:
                 self.require_open(what)
                 if is_calm() and patience() is not None:
                     raise BusyError("it is more than is written in no time")
-                if self.handle is not None:
-                    self.instance.coordinator.heartbeats.start()
+                self.instance.coordinator.heartbeats.start()
                 self.local.withdraw()
                 self._storing = True  # also if it fails: the row may be there
                 self.row = self.instance.coordinator.write_open(

@@ -133,12 +133,8 @@ class Exclusive:
         topic = self.info.topic
         if len(cursors) > len(topic.partitions):
             topic = topic_catalog.by_partition(cur, min(cursors)) or topic
-        return _Found(
-            topic,
-            cursors,
-            ack_rows.pending(cur, self._store, self.info.id),
-            self._read_returned(cur),
-        )
+        pending = ack_rows.pending(cur, self._store, self.info.id)
+        return _Found(topic, cursors, pending, self._read_returned(cur))
 
     def _read_returned(self, cur: apsw.Cursor) -> list[Any]:
         return cur.execute(
@@ -401,7 +397,10 @@ class Exclusive:
     def current(self, cur: apsw.Cursor) -> bool:
         """Tell whether memory is the whole truth, inside a write to status.db."""
         seen = self._number is not None and self._number == self._store.runtime.change_number()
-        return seen or self._version(cur) == self.version
+        if seen or self._version(cur) == self.version:
+            return True
+        self._unbroken = set()  # others may have deleted beyond the marks
+        return False
 
     def applied(self, held: Held) -> Held:
         """Return the ranges that acks delete: their own, with the gaps beside them."""
@@ -426,8 +425,6 @@ class Exclusive:
 
     def delete(self, cur: apsw.Cursor, deleted: Held) -> None:
         """Delete ranges in status.db, inside the write of a commit."""
-        if not self.current(cur):
-            self._unbroken = set()
         for partition_id, ranges in deleted.items():
             for first, last in ranges:
                 if partition_id in self._unbroken:

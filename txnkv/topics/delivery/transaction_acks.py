@@ -158,7 +158,8 @@ class TransactionAcks:
         if self._transactional and self._catalog is None:
             self._catalog = self._topics.require_live(info.topic)
         with self._guard:
-            self._refuse_lost()
+            if self._lost is not None:
+                raise self._lost
             if info.topic.options.altered:
                 _cover(self._topics.local.exclusive(info.id), info)
             acks = self._of(info)
@@ -287,7 +288,7 @@ class TransactionAcks:
             raise ack_rows.given_back(self._row.txn_id)
         for acks in self._acks.values():
             state = acks.state
-            if state is not None and not (acks.version == state.version and state.current(cur)):
+            if state is not None and not (state.current(cur) and acks.version == state.version):
                 _refuse_taken(cur, self._store, acks, self._row.txn_id)
 
     def _refuse_lost(self) -> None:
@@ -314,6 +315,7 @@ class TransactionAcks:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info, wanted = acks.info, self._plain(cur, acks)
         if (state := acks.state) is not None:
+            state.current(cur)
             wanted = state.take_plain(wanted)
             acks.held, acks.positions = wanted, {}
             self._delete(cur, acks, state, wanted)
@@ -340,10 +342,8 @@ class TransactionAcks:
         return wanted
 
     def ended(self, committed: bool | None) -> None:
-        """The small transaction has ended. Twice is fine; of a stored one its handler hears.
-
-        Args:
-            committed: None when nobody knows.
+        """The small transaction has ended; None: nobody knows how. Twice is fine; of a stored one
+        its handler hears.
         """
         with self._guard:
             if self._ended:
