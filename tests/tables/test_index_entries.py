@@ -74,3 +74,51 @@ def test_rows_of_one_look_that_have_one_value(client: txnkv.Client) -> None:
     with pytest.raises(txnkv.RowErrors, match="several rows have it"):
         client.create_index(table, "mail", unique=True)
     assert table.indexes == []
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("kind", ["date32", "timestamp[us]", "timestamp[us, tz=UTC]"])
+def test_indexed_times_that_python_has_not(client: txnkv.Client, kind: str, unique: bool) -> None:
+    """A row with one could be changed by Arrow alone, and no filter could name one."""
+    types = {"id": kind, "at": kind + "?", "n": "int64"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["id"]))
+    index = client.create_index(table, "at", unique=unique)
+    last = 2**31 - 1 if kind == "date32" else 2**62
+    of_schema = table.schema.arrow
+    raw = pa.int32() if kind == "date32" else pa.int64()
+    rows = {"id": pa.array([last - 1], raw), "at": pa.array([last], raw), "n": pa.array([1])}
+    with client.transaction() as txn:
+        txn.write(table, pa.table(rows).cast(of_schema))
+    table.update({"id": last - 1, "n": 2})  # its entry is as Arrow made it
+    assert table.count(where=[("at", "=", last)]) == 1
+    if unique:
+        with pytest.raises(txnkv.RowErrors, match="another row has at"):
+            table.insert({"id": last - 2, "at": last, "n": 3})
+    with client.transaction() as txn:
+        txn.upsert(table, {"id": last - 1, "at": last - 5, "n": 3})
+        txn.insert(table, {"id": last - 2, "at": last, "n": 4})
+        txn.insert(table, {"id": last - 3, "at": None, "n": 5})
+    for at, n in ((last, 4), (last - 5, 3)):
+        assert table.scan(columns=["n"], where=[("at", "=", at)]).to_arrow()["n"].to_pylist() == [n]
+    assert table.count(where=[("at", "in", [last, last - 5, 0])]) == 2
+    assert table.count(where=[("id", ">=", last - 2), ("at", "<", last)]) == 1
+    table.update({"id": last - 2, "at": 0})
+    moved = table.scan(columns=["n"], where=[("at", "in", [0, last])]).to_arrow()
+    assert moved["n"].to_pylist() == [4]
+    for key in range(last - 3, last):
+        table.delete(key)
+    table.insert({"id": 0, "at": last, "n": 6})
+    assert table.count(where=[("at", "=", last)]) == table.count() == 1
+    assert [each.columns for each in table.indexes] == [index.columns]
+
+
+def test_a_value_beside_the_index_is_not_decoded(client: txnkv.Client) -> None:
+    """A time that Python has not kept its row from being changed there, too."""
+    types = {"id": "int64", "at": "timestamp[us]?", "d": "decimal128(9, 2)?", "n": "int64?"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["id"]))
+    client.create_index(table, ["d", "n"])
+    table.upsert({"id": 1, "at": 2**62, "d": 2, "n": 3})
+    table.update({"id": 1, "n": 4})
+    assert table.count(where=[("d", "=", 2), ("n", "=", 4)]) == 1
+    table.delete(1)
+    assert table.count() == 0

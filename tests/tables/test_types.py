@@ -333,6 +333,21 @@ def test_times_that_python_has_not(
     assert table.count() == 0
 
 
+def test_times_that_python_has_not_in_rows_of_a_former_schema(client: txnkv.Client) -> None:
+    """Such a row could neither be changed nor deleted before the next flush."""
+    types = {"id": "int64", "at": "timestamp[us, tz=UTC]?", "day": "date32?", "n": "int32?"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["id"]))
+    for key in (1, 2):
+        table.upsert({"id": key, "at": 2**62, "day": 2**31 - 1, "n": 1})
+    table.alter(add={"more": "date32?"}, widen={"n": "int64"})
+    table.update({"id": 1, "n": 2**40})
+    table.delete(2)
+    found = table.scan().to_arrow()
+    assert found["at"].cast(pa.int64()).to_pylist() == [2**62]
+    assert found["day"].cast(pa.int32()).to_pylist() == [2**31 - 1]
+    assert found["n"].to_pylist() == [2**40]
+
+
 def test_time_zones_are_looked_up_when_a_column_is_made(client: txnkv.Client) -> None:
     """One that is none was taken, and nothing of its table was to be had, nor `stats`."""
     types = {"id": "timestamp[us, tz=+05:30]", "v": "timestamp[us, tz=-11:00]?"}

@@ -60,6 +60,11 @@ def row_shape(type_: pa.DataType) -> tuple[int, int]:
 # -- values of nested types --------------------------------------------------------
 
 
+def number_type(type_: pa.DataType) -> pa.DataType:
+    """The type of the number that a date or time is stored as; of other types the same."""
+    return {lib.KEY_I32: pa.int32(), lib.KEY_I64: pa.int64()}.get(key_type(type_), type_)
+
+
 def is_opaque(type_: pa.DataType) -> bool:
     """Return True when a value of the type stands in a row as an Arrow IPC message."""
     return bool(block_layout(type_)[0] == lib.BLOCK_OPAQUE)
@@ -401,14 +406,20 @@ class RowLayout:
         """
         return tuple(self._at_sight.dict(b"", row).values())
 
-    def decode_numbers(self, row: bytes) -> tuple[Any, ...]:
-        """`decode_one`, with the number of each date or time that Python has not."""
-        try:
-            return self.decode_one(row)
-        except OverflowError:
-            ends = pa.array([0, len(row)], pa.uint32()).buffers()[1]
-            alone = RowBytes(1, pa.py_buffer(row), ends)
-            return tuple(map(_first, self.decode(alone, range(len(self.types)))))
+    def decoder(self, wanted: Collection[int]) -> Callable[[bytes], tuple[Any, ...]]:
+        """Return a `decode_one` that gives dates and times as numbers, so that it has all of them.
+
+        Args:
+            wanted: the columns that somebody looks at; others come in any form.
+        """
+        columns = []
+        for i, type_ in enumerate(self.types):
+            column = _native_column(str(i), type_, True)
+            if i not in wanted or number_type(type_) != type_:
+                column = *column[:-1], None
+            columns.append(column)
+        table = RowTable(tuple(columns), (), CoreError, ...)
+        return lambda row: tuple(table.dict(b"", row).values())
 
     def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> RowBytes:
         """The rows of as many as the columns have, or of some.
@@ -508,14 +519,6 @@ class RowLayout:
         if len(lengths) > 1:
             raise ValueError(f"arrays of {sorted(lengths)} rows; columns are as long as each other")
         return lengths.pop() if lengths else 0
-
-
-def _first(array: pa.Array) -> Any:
-    """The first value of an array, or its number."""
-    try:
-        return array[0].as_py()
-    except (OverflowError, ValueError):  # a date or a timestamp
-        return array.view(pa.int32() if pa.types.is_date32(array.type) else pa.int64())[0].as_py()
 
 
 def fill_column(c: Any, array: pa.Array, kind: int) -> list[pa.Buffer | None]:

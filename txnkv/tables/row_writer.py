@@ -164,6 +164,13 @@ class RowWriter:
         return self._ask_indexes()
 
     @cached_property
+    def indexed(self) -> Callable[[bytes], Values]:
+        """Decode the columns beside the key, as far as indexes take entries from them."""
+        columns = {name for index in self.indexes for name in index.columns}
+        names = self.schema.value_columns
+        return self.layout.decoder([i for i, name in enumerate(names) if name in columns])
+
+    @cached_property
     def may_refuse(self) -> bool:
         """Also a whole row that is upserted may be refused."""
         return any(index.checked for index in self.indexes)

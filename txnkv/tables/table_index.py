@@ -110,6 +110,9 @@ class TableIndex:
         entry = [*self.key, *self.rest]
         self._row_key = tuple_getter([entry.index(name) for name in schema.primary_key])
         self._lone = len(schema.primary_key) == 1
+        types = {name: schema.columns[name].type for name in self.key}
+        types |= {name: core.number_type(types[name]) for name in self.beside}
+        self._codec = core.key_codec(*types.values())
         stored = [*schema.primary_key, *schema.value_columns]
         of = [[stored.index(name) for name in names] for names in (self.columns, self.key)]
         self._indexed, self._key = map(tuple_getter, of)
@@ -119,12 +122,13 @@ class TableIndex:
         """Return the entry of a row: key and rest; None where it has none.
 
         Args:
-            row: the values of its key, and of the other columns behind them.
+            row: the values of its key, and of the other columns behind them, with dates and times
+                as numbers there.
         """
         if self.nullable and None in self._indexed(row):
             return None
-        tablet = self.tablet
-        return tablet.codec.encode_one(self._key(row)), tablet.layout.encode_one(self._rest(row))
+        key = self._codec.encode_one(self._key(row))
+        return key, self.tablet.layout.encode_one(self._rest(row))
 
     def row_key(self, entry: Values) -> Any:
         """Return the key of the row of an entry, as `get` takes it."""
@@ -135,7 +139,7 @@ class TableIndex:
         """Return the entries to write for a row that changes.
 
         Args:
-            old: the row that is there; None for none.
+            old: the row that is there, as `entry` takes it; None for none.
             new: the row that is to be there; None for none.
             find: looks for entries.
 

@@ -80,6 +80,14 @@ class Predicate:
     def _listed(self) -> tuple[Any, ...]:
         return tuple(self.values.to_pylist())
 
+    @property
+    def in_key(self) -> Any:
+        """The constant as a key takes it: of a time that Python has not the number."""
+        try:
+            return self.constants[0]
+        except (OverflowError, ValueError):
+            return self.values[0].cast(core.number_type(self.type)).as_py()
+
     @cached_property
     def keys(self) -> tuple[bytes, ...] | None:
         """The constants key-encoded, for comparison with zone maps; None for lists."""
@@ -543,13 +551,13 @@ def _key_range(
         mine = [p for p in predicates if p.column == name and not _is_nan(p)]
         fixed = next((p for p in mine if p.op == "="), None)
         if fixed is not None:
-            equal.append(fixed.constants[0])
+            equal.append(fixed.in_key)
             continue
         low = codec.encode_prefix(equal) if equal else None
         high = core.successor(low) if low is not None else None
         for p in mine:
             if p.op in _ORDER:
-                bound = codec.encode_prefix([*equal, p.constants[0]])
+                bound = codec.encode_prefix([*equal, p.in_key])
                 past = _past(bound, codec, len(equal) + 1)
                 if p.op == ">=":
                     low = bound if low is None else max(low, bound)

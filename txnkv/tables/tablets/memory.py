@@ -230,6 +230,7 @@ class _Former:
 
     def __init__(self, former: Schema, present: Schema) -> None:
         self._layout = layout_of(former)
+        self._decode = self._layout.decoder(range(len(self._layout.types)))
         at = {former.ids[name]: i for i, name in enumerate(former.value_columns)}
         self._sources = []
         for name in present.value_columns:
@@ -238,8 +239,8 @@ class _Former:
             self._sources.append((None if found is None else at[found[0]], kind, fill))
 
     def values(self, row: bytes) -> tuple[Any, ...]:
-        """The value columns of a row."""
-        values = self._layout.decode_one(row)
+        """The value columns of a row, with dates and times as numbers."""
+        values = self._decode(row)
         return tuple(fill if at is None else values[at] for at, _, fill in self._sources)
 
     def columns(

@@ -259,8 +259,8 @@ class SmallWrites(core.Writes):
             _, row = writer.rows.values(values, old)
         entries: list[tuple[Tablet, Entry]] = []
         if writer.indexes:
-            before = None if old is None else given + writer.layout.decode_numbers(old)
-            after = None if row is None else given + writer.layout.decode_numbers(row)
+            before = None if old is None else given + writer.indexed(old)
+            after = None if row is None else given + writer.indexed(row)
             try:
                 for index in writer.indexes:
                     made = index.changes(before, after, self._find)
