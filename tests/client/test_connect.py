@@ -116,19 +116,6 @@ def test_history_is_how_long_the_ended_are_remembered(connect: Any, by_hand: Any
     assert client.transactions() == []
 
 
-def test_a_store_by_another_path_of_the_process(tmp_path: Path) -> None:
-    """One gave up the locks of the other: another process was given its exclusive subscription."""
-    first = txnkv.connect(tmp_path / "first")
-    first.create_topic("e")
-    (tmp_path / "first").rename(tmp_path / "second")
-    for _ in range(2):
-        with pytest.raises(txnkv.NotSupportedError, match=r"second is the store .* as .*first"):
-            txnkv.connect(tmp_path / "second")
-    first.close()
-    with txnkv.connect(tmp_path / "second") as second, txnkv.connect(tmp_path / "first"):
-        assert second.topics() == ["e"]
-
-
 def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

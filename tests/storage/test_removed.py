@@ -142,6 +142,40 @@ def test_it_is_opened_anew_when_its_clients_are_closed(client: txnkv.Client, pat
         assert again.tables() == []
 
 
+def test_at_its_new_place_it_is_opened_once_its_clients_are_closed(
+    client: txnkv.Client, path: Path, elsewhere: Any
+) -> None:
+    """It was opened a second time. The first client's end took the locks of both: another process
+    was given the exclusive subscription that this one had, and the message.
+    """
+    moved = path.with_name("elsewhere")
+    path.rename(moved)
+    with pytest.raises(txnkv.StoreNotFoundError, match=f"{path} was .* Close its clients"):
+        txnkv.connect(moved)
+    client.close()
+    with txnkv.connect(moved) as again:
+        subscription = again.topic("e").subscribe("s")
+        code = """
+            with txnkv.connect(path) as client:
+                try:
+                    client.topic("e").subscribe("s")
+                    say("given")
+                except txnkv.TxnkvError as error:
+                    say(str(error))
+        """
+        path.mkdir()  # where the process has a client of its own
+        assert "exclusive" in elsewhere(code, path=str(moved))
+        subscription.close()
+
+
+def test_a_dropped_client_keeps_no_moved_store(path: Path) -> None:
+    txnkv.connect(path).create_table("t", ID)
+    moved = path.with_name("elsewhere")
+    path.rename(moved)
+    with txnkv.connect(moved) as again:
+        assert again.tables() == ["t"]
+
+
 def test_another_store_in_its_place_is_left_alone(path: Path, process: Any) -> None:
     """Made by another process; this one goes on, over a fork that closes its connections."""
     client = txnkv.connect(path)

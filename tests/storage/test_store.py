@@ -30,6 +30,33 @@ def test_one_store_a_process_by_real_path(store: Store, tmp_path: Path) -> None:
     assert store.runtime.hold_snapshot(1).snapshot == 1
 
 
+def test_a_mount_shows_the_store_that_is_open(store: Store, python) -> None:
+    """Opened twice, the first to be closed took the locks of both: POSIX has one a file and
+    process.
+    """
+    code = """
+    import subprocess
+    path, other = sys.argv[1:]
+    with Store.open(path, schema_sql=SCHEMA) as store:
+        os.mkdir(other)
+        mount = ["mount", "--bind", path, other]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+            say("no mount"); raise SystemExit
+        try:
+            again = Store.open(other)
+            say(again is store)
+            again.close()
+            say(store.closed)
+        finally:
+            subprocess.run(["umount", "-l", other])
+    """
+    path = store.directory.path
+    said = python(code, path, path.with_name("other")).finish()
+    if said == ["no mount"]:
+        pytest.skip("no right to mount")
+    assert said == ["True", "False"]
+
+
 def test_last_close_closes_all_parts(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s", schema_sql=SCHEMA)
     status, runtime, environments = store.status, store.runtime, store.environments

@@ -44,7 +44,7 @@ def connect(
 
     Raises:
         StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
-            process has it open, and it was removed or replaced since.
+            process has it open, and it was removed, moved or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
         CorruptionError: what is needed to open it is damaged, or lacks what was durable.
         NotSupportedError: this user may not open it.

@@ -63,7 +63,7 @@ def connect(
 
     Raises:
         StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
-            process has it open, and it was removed or replaced since.
+            process has it open, and it was removed, moved or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
         UnavailableError: no server answers at the address.
         AuthenticationError: it refused the credentials, or its certificate is not of `ca`, or of

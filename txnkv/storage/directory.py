@@ -481,7 +481,7 @@ class FileIdentity:
         self._found = _identity(path)
 
     def is_at(self, path: Path) -> bool:
-        """Tell whether it stands at another path, too, or by now."""
+        """Return True where `path` leads to it, too; False for one that was not there."""
         return self._found is not None and _identity(path) == self._found
 
     def require(self) -> None:
@@ -506,5 +506,5 @@ def removed(path: Path) -> StoreNotFoundError:
     """The error of who wants to write to a store that is not there any more."""
     return StoreNotFoundError(
         f"{path} was removed, moved or replaced while the store was open: nothing is written there "
-        "any more. Close its clients; to go on, put the store back and connect again"
+        "any more. Close its clients; to go on, put the store back, or connect to where it is now"
     )

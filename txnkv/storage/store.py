@@ -1,7 +1,8 @@
 """A store in this process: its directory, environments, status database and runtime file.
 
 Opening a store that this process has open gives the same object again, and counts: LMDB, SQLite
-and the slot locks each must be opened once a process.
+and the slot locks each must be opened once a process. A mount, or a move, gives a store another
+path; the runtime file tells, whose inode is no other file's as long as the process has it mapped.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Store:
         if not directory.read_only:
             self._upgrade(directory)
         self._files = [FileIdentity(directory.path), FileIdentity(directory.status_path)]
+        self._shared = FileIdentity(directory.runtime_path / "shared")
         self.extents.require_there = self.require_there
         self._environments = Environments(directory, extents=self.extents)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
@@ -115,7 +117,7 @@ class Store:
 
         Raises:
             StoreNotFoundError: there is none and it was not to be made, or this process has it
-                open and it was removed or replaced since.
+                open and it was removed, moved or replaced since.
             IncompatibleStoreError: the format or SQLite is not one that this version takes.
             UnavailableError: the runtime file cannot be used now, too many files are open, or the
                 disk failed.
@@ -166,10 +168,9 @@ class Store:
             raise self._is_closed()
         return self._runtime
 
-    def is_at(self, path: Path) -> bool:
-        """Tell whether it stands at this path."""
-        folder, status = self._files
-        return folder.is_at(path) and status.is_at(path / self.directory.status_path.name)
+    def is_at(self, real: Path) -> bool:
+        """Return True where it was opened at this path, or the path leads to it by now."""
+        return real == self.directory.path or self._shared.is_at(real / "runtime" / "shared")
 
     def require_there(self) -> None:
         """Refuse to go on with a store that was removed, moved or replaced while it is open.
@@ -262,7 +263,7 @@ def require_same(option: str, asked: float | None, there: float) -> None:
 
 
 class _Stores:
-    """The stores of this process by real path."""
+    """The stores of this process by the real path at which each was opened."""
 
     def __init__(self) -> None:
         self._lock = new_rlock()
@@ -280,7 +281,10 @@ class _Stores:
         cache_bytes: int | None,
     ) -> Store:
         with self._lock:
-            store = self._open.get(store_path(path))
+            real = store_path(path)
+            store = self._open.get(real) or next(
+                (each for each in self._open.values() if each.is_at(real)), None
+            )
             if store is not None:
                 if store.directory.read_only and not read_only:
                     raise ValueError(
@@ -290,21 +294,11 @@ class _Stores:
                 store.require_there()
                 require_same("cache_bytes", cache_bytes, store.cache_bytes)
                 return store.share()
-            self._refuse_by_another_path(store_path(path))
             directory = StoreDirectory.open(path, create, read_only)
             kept = CACHE_BYTES if cache_bytes is None else cache_bytes
             store = Store(directory, schema_sql, initialise, upgrades, kept)
             self._open[directory.path] = store
             return store
-
-    def _refuse_by_another_path(self, path: Path) -> None:
-        # Slots are locks of the process: the second to close would give up those of the first.
-        for there, store in self._open.items():
-            if store.is_at(path):
-                raise NotSupportedError(
-                    f"{path} is the store that this process has open as {there}: connect by that "
-                    "path, or, where it was moved, close its clients first"
-                )
 
     def close(self, store: Store) -> None:
         with self._lock:

@@ -15,7 +15,16 @@ from typing import Any, Final
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, TxnNotFoundError
-from txnkv.storage import Store, brief, later, new_rlock, not_waiting, require_same, store_path
+from txnkv.storage import (
+    Store,
+    brief,
+    later,
+    new_rlock,
+    not_waiting,
+    require_same,
+    settle_dropped,
+    store_path,
+)
 from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
 from txnkv.topics import topic_catalog as topics_schema
@@ -26,7 +35,7 @@ HISTORY: Final = 900.0
 """Seconds, when nobody says otherwise."""
 
 _lock = new_rlock()
-_instances: dict[tuple[str, bool], Instance] = {}
+_instances: dict[tuple[Store, bool], Instance] = {}
 
 
 class _Known(weakref.ref[Any]):
@@ -187,55 +196,59 @@ def acquire(
         )
     if history is not None and not history >= 0:
         raise ValueError(f"history={history}: it is in seconds, 0 or more")
-    key = (str(store_path(path)), read_only)
-    _close_left(key)
+    _close_left(store_path(path), read_only)
     with _lock:
-        found = _instances.get(key)
+        store = Store.open(
+            path,
+            create=create,
+            read_only=read_only,
+            schema_sql=status_schema.SCHEMA + table_catalog.SCHEMA + topics_schema.SCHEMA,
+            initialise=coordination.initialise,
+            upgrades=[
+                status_schema.UPGRADE_1_TO_2 + table_catalog.UPGRADE_1_TO_2,
+                topics_schema.UPGRADE_2_TO_3,
+                status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
+                status_schema.UPGRADE_4_TO_5,
+                status_schema.UPGRADE_5_TO_6,
+                status_schema.UPGRADE_6_TO_7,
+                table_catalog.UPGRADE_7_TO_8,
+                status_schema.UPGRADE_8_TO_9,
+            ],
+            cache_bytes=cache_bytes,
+        )
+        found = _instances.get((store, read_only))
         if found is None:
-            store = Store.open(
-                path,
-                create=create,
-                read_only=read_only,
-                schema_sql=status_schema.SCHEMA + table_catalog.SCHEMA + topics_schema.SCHEMA,
-                initialise=coordination.initialise,
-                upgrades=[
-                    status_schema.UPGRADE_1_TO_2 + table_catalog.UPGRADE_1_TO_2,
-                    topics_schema.UPGRADE_2_TO_3,
-                    status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
-                    status_schema.UPGRADE_4_TO_5,
-                    status_schema.UPGRADE_5_TO_6,
-                    status_schema.UPGRADE_6_TO_7,
-                    table_catalog.UPGRADE_7_TO_8,
-                    status_schema.UPGRADE_8_TO_9,
-                ],
-                cache_bytes=cache_bytes,
-            )
             kept = HISTORY if history is None else history
             try:
                 found = Instance(store, read_only, kept)
             except BaseException:
                 store.close()
                 raise
-            _instances[key] = found
+            _instances[store, read_only] = found
         else:
-            found.store.require_there()
+            store.close()  # the instance has it open
             require_same("history", history, found.coordinator.history)
-            require_same("cache_bytes", cache_bytes, found.store.cache_bytes)
         found.coordinator.maintenance.start()  # in a forked child it has no thread yet
         found.clients += 1
         return found
 
 
-def _close_left(wanted: tuple[str, bool]) -> None:
+def _close_left(path: Path, read_only: bool) -> None:
     """Close the stores, but that one, whose clients were dropped without `close`, on the library's
     thread: a program that opens one store after the other has few of them open.
     """
     with _lock:
-        left = {k: each for k, each in _instances.items() if k != wanted and each.is_left}
+        left = {
+            key: each
+            for key, each in _instances.items()
+            if (each.store.directory.path, each.read_only) != (path, read_only) and each.is_left
+        }
         for key in left:
             del _instances[key]
     for instance in left.values():
         later(instance.close)
+    if left:
+        settle_dropped()
 
 
 def release(instance: Instance, client: object | None = None) -> None:
@@ -253,9 +266,9 @@ def keep_longer(path: str | os.PathLike[str], seconds: float) -> bool:
     """Have this process keep at least so much of a store's past, from now on. False: it has not
     the store open.
     """
-    place = str(Path(path).resolve())
+    place = Path(path).resolve()
     with _lock:
-        found = [each for key, each in _instances.items() if key[0] == place]
+        found = [each for each in _instances.values() if each.store.is_at(place)]
         for each in found:
             each.coordinator.history = max(each.coordinator.history, seconds)
     return bool(found)
