@@ -19,7 +19,7 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.status_schema import one
 from txnkv.coordinator.status_table import TxnState
 from txnkv.errors import TxnkvError
-from txnkv.storage import Store, brief, disk_errors, extents
+from txnkv.storage import Store, brief, extents, numbers_in
 
 
 class Entry(Protocol):
@@ -209,8 +209,7 @@ def remove_strays(
         known: ids of the parts in the catalog.
         remove: removes the files of one part.
     """
-    with disk_errors(folder):
-        there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
+    there = numbers_in(folder)
     with store.status.read() as cur:
         ids = known(cur)
         strays = extents.strays(cur, folder.name, ids)

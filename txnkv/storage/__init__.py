@@ -49,6 +49,7 @@ from txnkv.storage.directory import (
     StoreDirectory,
     make_private_directory,
     make_private_file,
+    numbers_in,
     opened,
     store_path,
     sync_directory,

@@ -56,6 +56,8 @@ from txnkv.storage.directory import (
     make_private_directory,
     make_private_file,
     sync_directory,
+    sync_folders,
+    to_read,
 )
 from txnkv.storage.environment import Environment
 from txnkv.storage.faults import (
@@ -66,6 +68,7 @@ from txnkv.storage.faults import (
     fault_point,
     no_descriptor,
     storage_full,
+    with_descriptor,
 )
 from txnkv.storage.sqlite_connection import sqlite_error
 from txnkv.storage.threads import go_on
@@ -162,7 +165,7 @@ class BackupWriter:
 
     def add(self, name: str) -> None:
         """List a file that somebody else wrote at `path(name)`, and make it durable."""
-        with self.path(name).open("rb") as file:
+        with to_read(self.path(name)) as file:
             listed = copied(file, lambda _: None)
             os.fsync(file.fileno())
         self._done(name, listed)
@@ -224,7 +227,7 @@ class BackupWriter:
         """A new file to write, durable at the end of the block."""
         path = self.path(name)
         make_private_file(path)
-        with path.open("r+b", buffering=1 << 20) as file:
+        with with_descriptor(lambda: path.open("r+b", buffering=1 << 20)) as file:
             yield file.write
             file.flush()
             os.fsync(file.fileno())
@@ -314,7 +317,7 @@ class Backup:
         """
         for name, listed in self.files.items():
             try:
-                with self.path(name).open("rb") as file:
+                with to_read(self.path(name)) as file:
                     found = copied(file, lambda data: progress(len(data)))
             except FileNotFoundError:
                 raise damaged(self.path(name), "it is missing") from None
@@ -325,7 +328,7 @@ class Backup:
 
     def entries(self, name: str) -> Iterator[Entry]:
         """Yield the entries of a file that was verified."""
-        with self.path(name).open("rb", buffering=1 << 20) as file:
+        with to_read(self.path(name)) as file:
             while head := file.read(_HEAD.size):
                 database, key, value = _HEAD.unpack(head)
                 yield file.read(database), file.read(key), file.read(value)
@@ -466,7 +469,7 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
         descriptor = _locked(aside, what, place)
         try:
             yield aside
-            _sync_folders(aside)
+            sync_folders(aside)
             _rename(aside, place, what)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -503,7 +506,7 @@ def _locked(aside: Path, what: str, place: Path) -> int:
         make_private_directory(aside)
         with ExitStack() as closing:
             try:
-                descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                descriptor = with_descriptor(os.open, aside, os.O_DIRECTORY | os.O_CLOEXEC)
                 closing.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not any(aside.iterdir()) and _is_at(descriptor, aside):
@@ -530,11 +533,6 @@ def _is_at(descriptor: int, aside: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(aside))
     except FileNotFoundError:
         return False
-
-
-def _sync_folders(folder: Path) -> None:
-    for path, _, _ in os.walk(folder, topdown=False):
-        sync_directory(Path(path))
 
 
 def _rename(aside: Path, place: Path, what: str) -> None:
@@ -590,7 +588,7 @@ def changed_copy(path: Path) -> Iterator[apsw.Cursor]:
 def _opened(path: Path, name: str, flags: int) -> Iterator[apsw.Connection]:
     connection: apsw.Connection | None = None
     try:
-        connection = apsw.Connection(name, flags=flags)
+        connection = with_descriptor(apsw.Connection, name, flags=flags)
         yield connection
     except apsw.Error as error:
         raise sqlite_error(error, path, connection) or error from error

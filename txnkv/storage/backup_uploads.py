@@ -39,8 +39,8 @@ from txnkv.storage.backup_files import (
     require_listed,
     whole_folder,
 )
-from txnkv.storage.directory import make_private_directory
-from txnkv.storage.faults import disk_errors
+from txnkv.storage.directory import make_private_directory, to_read
+from txnkv.storage.faults import disk_errors, with_descriptor
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -207,7 +207,7 @@ class _Uploads(BackupWriter):
 
     def add(self, name: str) -> None:
         """Put a file that somebody else wrote at `path(name)`, and list it."""
-        with self.path(name).open("rb") as file, self._opened(name) as write:
+        with to_read(self.path(name)) as file, self._opened(name) as write:
             listed = copied(file, write)
         self._done(name, listed)
 
@@ -282,7 +282,7 @@ class DistantBackup(Backup):
             with (
                 _failures(self.at, "a restore"),
                 self.at.files.open_input_stream(self.at.at(name)) as stream,
-                fetched.open("wb") as file,
+                with_descriptor(lambda: fetched.open("wb")) as file,
             ):
                 found = copied(stream, lambda data: self._fetched(file, data))
             require_listed(self.at.at(name), found, self.files[name])

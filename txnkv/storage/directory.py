@@ -36,10 +36,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
-from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point
+from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, with_descriptor
 
 STATUS_PAGE_BYTES: Final = 4096
 """Bytes of a page of status.db."""
@@ -436,13 +436,29 @@ def make_private_directory(path: Path) -> None:
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """A descriptor of a file, closed at the end; what is made has mode 0600, whatever the umask."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    descriptor = with_descriptor(os.open, path, flags | os.O_CLOEXEC, 0o600)
     try:
         if flags & os.O_CREAT:
             os.fchmod(descriptor, 0o600)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def numbers_in(folder: Path) -> set[int]:
+    """Return the numbers by which the entries of a folder are named.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        UnavailableError: the disk failed, or too many files are open.
+    """
+    with disk_errors(folder):
+        return {int(name) for name in with_descriptor(os.listdir, folder) if name.isdigit()}
+
+
+def to_read(path: Path) -> BinaryIO:
+    """Open a file of bytes."""
+    return with_descriptor(lambda: path.open("rb", buffering=1 << 20))
 
 
 def make_private_file(path: Path) -> None:
@@ -508,3 +524,14 @@ def removed(path: Path) -> StoreNotFoundError:
         f"{path} was removed, moved or replaced while the store was open: nothing is written there "
         "any more. Close its clients; to go on, put the store back, or connect to where it is now"
     )
+
+
+def sync_folders(folder: Path) -> None:
+    """Makes the names in a directory durable, and those in the ones below it."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = with_descriptor(lambda: [*os.walk(folder, topdown=False, onerror=refuse)])
+    for path, _, _ in walk:
+        sync_directory(Path(path))

@@ -18,12 +18,7 @@ from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import HOLD_SECONDS, Environment
 from txnkv.storage.extents import Extents, Tracked
-from txnkv.storage.faults import (
-    NO_DESCRIPTOR_ERRNOS,
-    descriptor_limit,
-    errno_of,
-    lmdb_error,
-)
+from txnkv.storage.faults import CLOSE_IDLE, descriptor_limit, lmdb_error, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.locks import new_lock
@@ -113,26 +108,20 @@ class _Table:
     def with_room(self, environment: Environment, open_it: Callable[[], None]) -> None:
         """Opens one more, and before that closes the idle ones that were used longest ago.
 
-        Each takes three descriptors, and a quarter of them is left to the program.
+        Each takes three descriptors, and a quarter of them is left to the program. Where that has
+        more open itself, half of the idle ones are closed, and no more are open from then on.
         """
         cap = min(self.open_cap, descriptor_limit() // 4)
         if len(self._opened) >= min(cap, WRITABLE_CAP):
             self._make_room(cap)
-        self.freeing(open_it)
+        with_descriptor(open_it)
         self._opened[environment] = None  # no sooner: what is not open is taken out
 
-    def freeing(self, open_it: Callable[[], None]) -> None:
-        """Opens something. Where the program has all that is left, half of the idle ones are closed
-        for good, and it is tried again.
-        """
-        try:
-            open_it()
-        except (lmdb.Error, OSError) as error:
-            if errno_of(error) not in NO_DESCRIPTOR_ERRNOS:
-                raise
+    def close_half(self) -> None:
+        """Closes half of them, idle ones; see `with_room`."""
+        with GATE.use():
             self.open_cap = max(len(self.opened()) // 2, 1)
             self._close_idle(self.opened(), self.open_cap - 1)
-            open_it()
 
     def _make_room(self, cap: int) -> None:
         opened = self.opened()
@@ -173,6 +162,7 @@ class _Table:
 
 
 _TABLE = _Table()
+CLOSE_IDLE.append(_TABLE.close_half)
 
 
 class Environments:
@@ -296,7 +286,7 @@ class Environments:
                     "made, or was removed"
                 )
             try:
-                _TABLE.freeing(lambda: make_environment_files(path, databases))
+                with_descriptor(make_environment_files, path, databases)
             except (lmdb.Error, OSError) as error:
                 raise lmdb_error(error, path) or error from error
         return path

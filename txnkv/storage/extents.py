@@ -57,7 +57,7 @@ import lmdb
 
 from txnkv.core import punch_hole
 from txnkv.errors import CorruptionError
-from txnkv.storage.faults import declare_fault_point, fault_point
+from txnkv.storage.faults import declare_fault_point, fault_point, with_descriptor
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError
 
@@ -125,8 +125,9 @@ def copy(env: Any, folder: Path, map_size: int) -> None:
         map_size: address space to map the copy with.
     """
     extent = read_extent(env)
-    env.copy(str(folder), compact=True)
-    copied = lmdb.open(str(folder), lock=False, sync=False, map_size=map_size, create=False)
+    with_descriptor(env.copy, str(folder), compact=True)
+    how = {"lock": False, "sync": False, "create": False}
+    copied = with_descriptor(lambda: lmdb.open(str(folder), map_size=map_size, **how))
     try:
         write_mark(copied, extent)
     finally:

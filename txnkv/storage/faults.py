@@ -21,11 +21,12 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
+import apsw
 import lmdb
 
 from txnkv.errors import (
@@ -35,6 +36,9 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 FAULT_VARIABLE = "TXNKV_FAULT"
 
@@ -159,6 +163,8 @@ NO_HOLES_ERRNOS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
+_OF_SQLITE = 3
+"""Files of a database: its own, the WAL and the index of that."""
 
 
 def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
@@ -222,12 +228,34 @@ def no_descriptor(path: Path) -> UnavailableError:
     )
 
 
-def is_without_descriptor() -> bool:
-    """Return True when no file can be opened now, for want of a descriptor."""
+CLOSE_IDLE: Final[list[Callable[[], None]]] = []
+"""Functions that close files which nobody uses now."""
+
+
+def with_descriptor(open_it: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `open_it(*args)`; where no descriptor is left, idle files make room and it is tried
+    once more.
+    """
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return error.errno in NO_DESCRIPTOR_ERRNOS
+        return open_it(*args, **kwargs)
+    except (lmdb.Error, OSError, apsw.CantOpenError) as error:
+        lacks = isinstance(error, apsw.CantOpenError) and is_without_descriptor()
+        if not lacks and errno_of(error) not in NO_DESCRIPTOR_ERRNOS:
+            raise
+    for close in CLOSE_IDLE:
+        close()
+    return open_it(*args, **kwargs)
+
+
+def is_without_descriptor() -> bool:
+    """Return True when SQLite can open no database now, for want of descriptors."""
+    with ExitStack() as taken:
+        try:
+            for _ in range(_OF_SQLITE):
+                descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                taken.callback(os.close, descriptor)
+        except OSError as error:
+            return error.errno in NO_DESCRIPTOR_ERRNOS
     return False
 
 

@@ -51,7 +51,13 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage.directory import STATUS_PAGE_BYTES, FileIdentity
-from txnkv.storage.faults import FULL_ERRNOS, InjectedFault, is_without_descriptor, no_descriptor
+from txnkv.storage.faults import (
+    FULL_ERRNOS,
+    InjectedFault,
+    is_without_descriptor,
+    no_descriptor,
+    with_descriptor,
+)
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime_file import CHANGE, COMMITTED, PENDING
@@ -89,7 +95,7 @@ def open_writer(path: Path, cache_bytes: int) -> apsw.Connection:
         if connection.pragma("journal_mode", "wal") != "wal":
             raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
 
-    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
+    return with_descriptor(_open, str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
 
 
 def native_writer(connection: apsw.Connection, words: SharedWords) -> SqliteWriter:
@@ -125,7 +131,7 @@ def open_reader(path: Path, *, read_only: bool, cache_bytes: int) -> apsw.Connec
         _prepare_read_write(connection)
         connection.pragma("query_only", 1)
 
-    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
+    return with_descriptor(_open, str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
 
 
 def _open(
@@ -155,7 +161,7 @@ def _prepare_read_write(connection: apsw.Connection) -> None:
 
 def _open_read_only(path: Path, cache_bytes: int) -> apsw.Connection:
     try:
-        return _open(str(path), apsw.SQLITE_OPEN_READONLY, _look, cache_bytes)
+        return with_descriptor(_open, str(path), apsw.SQLITE_OPEN_READONLY, _look, cache_bytes)
     except (apsw.CantOpenError, apsw.ReadOnlyError):
         pass
     # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
@@ -399,7 +405,8 @@ class WalFile:
         descriptor = self.descriptor
         if descriptor < 0:
             try:
-                descriptor = self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                flags = os.O_RDONLY | os.O_CLOEXEC
+                descriptor = self.descriptor = with_descriptor(os.open, self.path, flags)
             except FileNotFoundError:
                 return  # nothing was ever committed
         if hasattr(os, "fdatasync"):

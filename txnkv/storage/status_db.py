@@ -49,7 +49,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import LEAST_FREE_BYTES, Extents
-from txnkv.storage.faults import armed, declare_fault_point, fault_point
+from txnkv.storage.faults import armed, declare_fault_point, fault_point, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import (
@@ -264,7 +264,7 @@ class StatusDatabase:
         make_private_file(path)
         with GATE.use():
             source = self._readers.borrow()
-            target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+            target = with_descriptor(apsw.Connection, str(path), flags=apsw.SQLITE_OPEN_READWRITE)
             try:
                 with target.backup("main", source, "main") as backup:
                     backup.step(-1)

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 from txnkv import core
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.directory import removed
-from txnkv.storage.faults import lmdb_error
+from txnkv.storage.faults import lmdb_error, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
@@ -212,7 +212,7 @@ class FolderTurn(WriteTurn):
     def _opened(self) -> int | None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with suppress(FileNotFoundError):  # it was removed: nobody else can write into it
-            self._descriptor = os.open(self._path, flags)
+            self._descriptor = with_descriptor(os.open, self._path, flags)
         return self._descriptor
 
     def _locked(self, descriptor: int) -> None:
@@ -272,7 +272,7 @@ class WriteQueue(core.Turn, WriteTurn):
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             try:
-                self._descriptor = os.open(self._path, flags, 0o600)
+                self._descriptor = with_descriptor(os.open, self._path, flags, 0o600)
             except FileNotFoundError:
                 raise removed(self._path) from None
             except OSError as error:

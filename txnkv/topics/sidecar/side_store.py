@@ -57,9 +57,9 @@ from txnkv.storage import (
     Environment,
     Environments,
     declare_fault_point,
-    disk_errors,
     fault_point,
     make_private_directory,
+    numbers_in,
     sync_directory,
 )
 from txnkv.topics.log import OWN, SHARED, SideRun, gathered
@@ -511,7 +511,7 @@ class OwnLogs:
 
     def names(self) -> list[int]:
         """The transactions that have one."""
-        return _names(self._folder)
+        return list(_names(self._folder))
 
     def drop(self, txn_id: int) -> None:
         """Removes one with its files; twice is fine. Waits for readers of this process."""
@@ -549,8 +549,5 @@ def close_all(environments: Environments, folder: Path, name: str) -> None:
         environments.drop(f"{name}/{_FOLDER}/{txn_id}")
 
 
-def _names(folder: Path) -> list[int]:
-    if not folder.exists():
-        return []
-    with disk_errors(folder):
-        return [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
+def _names(folder: Path) -> set[int]:
+    return numbers_in(folder) if folder.exists() else set()

@@ -49,7 +49,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.storage import boot_id, declare_fault_point, disk_errors, fault_point, new_event
+from txnkv.storage import boot_id, declare_fault_point, fault_point, new_event, numbers_in
 from txnkv.topics.log import gathered
 from txnkv.topics.messages import cut_messages, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
@@ -117,8 +117,7 @@ class StagedSendsFolder:
 
     def _names(self) -> set[int]:
         try:
-            with disk_errors(self.folder):
-                return {int(each.name) for each in self.folder.iterdir() if each.name.isdigit()}
+            return numbers_in(self.folder)
         except FileNotFoundError:
             return set()
 
