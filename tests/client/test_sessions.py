@@ -457,6 +457,47 @@ def test_an_ack_of_a_dropped_subscription_is_told_and_the_rest_stays(
     assert there.lag() == {0: 0}
 
 
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        ({"widen": {"n": "int64"}}, {"id": 1, "n": 2}),
+        ({"drop": ["n"]}, {"id": 1}),
+        ({"rename": {"n": "m"}}, {"id": 1, "m": 2}),
+        ({"add": {"m": "int64?"}}, {"id": 1, "n": 2, "m": None}),
+    ],
+)
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_rows_that_wait_while_their_table_is_altered(
+    client: txnkv.Client, change: dict[str, Any], row: dict[str, Any], end: str
+) -> None:
+    """A server refused them where a column was widened or dropped, and nobody had them."""
+    schema = txnkv.Schema({"id": "int64", "n": "int32?"}, primary_key=["id"])
+    table = client.create_table("changing", schema)
+    session = client.new_session(flush_mode="manual")
+    session.insert(table, {"id": 1, "n": 2})
+    client.table("changing").alter(**change)
+    getattr(session, end)()
+    assert list(table.scan()) == [row]
+
+
+def test_a_transaction_whose_table_was_altered_commits_no_part(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """A second commit at a server was one of its messages, without the row."""
+    topic = client.create_topic("e")
+    txn = client.new_transaction()
+    txn.send(topic, b"the row is there")
+    assert txn.id
+    table.alter(add={"w": "int64?"})
+    txn.insert(table, {"id": 1, "v": "x"})
+    with pytest.raises(txnkv.SchemaChangedError):
+        txn.flush()
+    for _ in range(2):
+        with pytest.raises((txnkv.SchemaChangedError, txnkv.InvalidTxnStateError)):
+            txn.commit()
+    assert (table.count(), topic.end_offsets()) == (0, {0: 0})
+
+
 @pytest.mark.parametrize("type_", ["exclusive", "shared"])
 @pytest.mark.parametrize("cumulative", [False, True])
 def test_acks_beside_many_rows(

@@ -131,3 +131,55 @@ def test_an_interrupt_ends_a_load_without_end(
     assert txn.state is ABORTED
     assert table.count() == 0
     assert client.stats()["staged_row_sets"] == 0
+
+
+@pytest.mark.parametrize("what", ["ack", "applied", "table"])
+@pytest.mark.parametrize("by", ["with", "run"])
+def test_an_abort_that_the_block_has_swallowed_is_told_at_its_end(
+    client: txnkv.Client, table: txnkv.Table, what: str, by: str
+) -> None:
+    """It returned, and what was written beside was gone."""
+    topic = client.create_topic("e")
+    other = client.create_table("other", table.schema)
+    with client.transaction() as txn:
+        txn.send(topic, b"x")
+        txn.mark_applied("app", 3)
+    sub = topic.subscribe("s")
+    message = sub.receive(timeout=0)
+    assert message is not None
+    sub.ack(message)
+
+    def work(txn: txnkv.Transaction) -> None:
+        txn.upsert(table, (1, "x"))
+        with suppress(txnkv.TxnkvError):
+            if what == "ack":
+                txn.ack(sub, message)
+            elif what == "applied":
+                txn.mark_applied("app", 3)
+            else:
+                txn.upsert(other, (1, "x"))
+                client.drop_table("other")
+                txn.new_session().flush()
+
+    def block() -> None:
+        with client.transaction() as txn:
+            work(txn)
+
+    with pytest.raises(txnkv.TxnkvError, match=r"is not open: ABORTED|was dropped"):
+        client.run(work, attempts=2) if by == "run" else block()
+    assert table.count() == 0
+
+
+def test_a_block_that_has_ended_its_transaction_itself(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """By a rollback, or by a commit whose error it was told."""
+    with client.transaction() as txn:
+        txn.rollback()
+    table.upsert((1, "x"))
+    with client.transaction() as txn:
+        txn.upsert(table, (1, "y"))
+        table.upsert((1, "z"))
+        with pytest.raises(txnkv.TransactionConflictError):
+            txn.commit()
+    assert table.get(1) == {"id": 1, "v": "z"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -589,3 +590,20 @@ def test_an_indexed_time_that_python_has_not(client: txnkv.Client, type_: str) -
     ]
     assert table.get(2) == {"id": 2, "until": None, "n": 0}
     assert client.check().problems == []
+
+
+def test_nan_in_the_key_of_a_row(client: txnkv.Client) -> None:
+    """Its entry was called another's: by `check`, by an index that is built, by the advice."""
+    schema = txnkv.Schema({"key": "float64", "v": "int64"}, primary_key=["key"])
+    table = client.create_table("floats", schema)
+    for key in (math.nan, 1.0):
+        table.upsert((key, int(key == 1.0)))
+    client.create_index(table, "v", unique=True)
+    assert client.check().problems == []
+    table.delete(math.nan)
+    with client.new_session() as session:
+        session.write(table, pa.table({"key": [math.nan, 2.0], "v": [2, 0]}), "upsert")
+    client.drop_index(table, "v")
+    client.create_index(table, "v", unique=True)
+    assert client.check().problems == []
+    assert table.get_by("v", 0) == [{"key": 2.0, "v": 0}]

@@ -341,17 +341,17 @@ def _add_rows(
     schema = found.schema
     if isinstance(target, Transaction):
         schema = target.context.table_at_begin(found.info).schema
-    known = {id: name for name, id in schema.ids.items()}
-    if not known.keys() >= {*columns}:
-        raise table_catalog.changed(found.info)
-    names = [known[id] for id in columns]  # they may have others by now
-    as_they_are = schema.names == names
+        if not {*schema.ids.values()} >= {*columns}:
+            target.abort_for(str(error := table_catalog.changed(found.info)))
+            raise error  # and nobody has these rows any more
+    at = {id: i for i, id in enumerate(columns)}  # as they were when the rows were given
+    places = [(name, at[had[0]]) for name in schema.names if (had := schema.stored(name, at))]
+    as_they_are = [i for _, i in places] == [*range(len(schema.names))] == [*at.values()]
     for row in rows:
         if as_they_are and arrow_input.MISSING not in row:
             add(found, tuple(row))
         else:
-            pairs = zip(names, row, strict=True)
-            add(found, {name: v for name, v in pairs if v is not arrow_input.MISSING})
+            add(found, {name: row[i] for name, i in places if row[i] is not arrow_input.MISSING})
 
 
 def _add_messages(guest: Guest, target: Session | Transaction, topic: Any, messages: Any) -> None:

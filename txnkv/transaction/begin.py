@@ -21,9 +21,6 @@ from txnkv.transaction.instance import Instance
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 Locking: TypeAlias = Literal["optimistic", "partition"]
 
-ROLLED_BACK: Final = "rolled back"
-"""The reason of an abort that the transaction's own program wanted."""
-
 ISOLATIONS: Final = get_args(Isolation)
 LOCKINGS: Final = get_args(Locking)
 

@@ -62,6 +62,8 @@ class Local(IntEnum):
     ABORTED = 7
 
 
+ROLLED_BACK: Final = "rolled back"
+"""The reason of an abort that the transaction's own program wanted."""
 _NEVER: Final = Timestamp(0)
 _ENDS: Final = frozenset({Local.COMMITTED, Local.ABORTED})
 
@@ -208,6 +210,13 @@ class LocalState:
     def ended(self) -> bool:
         """Committed or aborted."""
         return self.at in _ENDS
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended as its owner knows: committed, rolled back, or by a commit that failed."""
+        if self.at is Local.ABORTED:
+            return self.commit_called or self.reason == ROLLED_BACK
+        return self.at is Local.COMMITTED
 
     @property
     def told(self) -> TxnState:

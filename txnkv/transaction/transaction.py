@@ -25,7 +25,7 @@ from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine,
 from txnkv.tables import operations as ops
 from txnkv.transaction import commit_protocols
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
+from txnkv.transaction.begin import Isolation, Locking, begin
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -36,7 +36,7 @@ from txnkv.transaction.connection import (
     Grid,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.local_state import Local
+from txnkv.transaction.local_state import ROLLED_BACK, Local
 from txnkv.transaction.session import FlushMode, Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, NO_LIMIT, SessionRows, WriteResult
 from txnkv.transaction.table_scan import Scan
@@ -572,12 +572,11 @@ class Transaction(Closing):
                 self._stop_heart()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        local = self.context.local
         if self._joined:
             (self.close if error is None else self.drop)()
         elif error is not None:
             self._leave(error)
-        elif local.at is not Local.COMMITTED and local.at is not Local.ABORTED:
+        elif not self.context.local.is_over:
             try:
                 self.commit()
             except BaseException as failed:

@@ -497,7 +497,7 @@ def _at_sight(kind: pa.DataType, op: str, value: Any) -> tuple[Any, ...] | None:
     """The constants of a comparison, where they are seen to fit; None: they are to be tried."""
     if op in _COMPARE:
         return (value,) if _fits(kind, value) else None
-    if op == "in" and value.__class__ in (list, tuple) and len(value) <= _MOST_VALUES:
+    if op == "in" and value.__class__ in (list, tuple) and 0 < len(value) <= _MOST_VALUES:
         return tuple(value) if all(_fits(kind, each) for each in value) else None
     return None
 

@@ -320,7 +320,10 @@ def _own(
     same: Any = pa.repeat(True, entries.n)
     for column, name in zip(there, index.rest, strict=True):
         a, b = plain(entries.each(column)), plain(key[name].take(entries.rows))
-        same = pc.and_(same, pc.fill_null(pc.equal(a, b), False))
+        equal = pc.equal(a, b)
+        if pa.types.is_floating(a.type):
+            equal = pc.or_(equal, pc.and_(pc.is_nan(a), pc.is_nan(b)))
+        same = pc.and_(same, pc.fill_null(equal, False))
     return same
 
 
