@@ -571,27 +571,6 @@ def test_a_part_that_is_given_up_has_no_indexes(client: txnkv.Client, unique: tx
     assert (client.accept_loss("people/0"), unique.indexes) == (loss, [])
 
 
-@pytest.mark.parametrize("type_", ["timestamp[us, tz=UTC]?", "timestamp[us]?", "date32?"])
-def test_an_indexed_time_that_python_has_not(client: txnkv.Client, type_: str) -> None:
-    """A row with one could be written by Arrow alone from then on, to delete it too."""
-    schema = txnkv.Schema({"id": "int64", "until": type_, "n": "int64?"}, primary_key=["id"])
-    table = client.create_table("deadlines", schema)
-    client.create_index(table, "until")
-    column = table.schema.arrow.field("until").type
-    far = pa.array([2**30] * 3, pa.int32()) if "date" in type_ else pa.array([2**62] * 3)
-    with client.new_session() as session:
-        session.write(table, pa.table({"id": [1, 2, 3], "until": far.view(column), "n": [0, 0, 0]}))
-    client.run(lambda txn: txn.update(table, {"id": 1, "n": 1}))
-    client.run(lambda txn: txn.update(table, {"id": 2, "until": None}))
-    client.run(lambda txn: txn.delete(table, 3))
-    assert table.scan(columns=["id", "n"]).to_arrow().to_pylist() == [
-        {"id": 1, "n": 1},
-        {"id": 2, "n": 0},
-    ]
-    assert table.get(2) == {"id": 2, "until": None, "n": 0}
-    assert client.check().problems == []
-
-
 def test_nan_in_the_key_of_a_row(client: txnkv.Client) -> None:
     """Its entry was called another's: by `check`, by an index that is built, by the advice."""
     schema = txnkv.Schema({"key": "float64", "v": "int64"}, primary_key=["key"])

@@ -181,6 +181,7 @@ class LocalState:
         at: the state.
         stored: status.db knows the transaction, and is asked how it stands.
         commit_called: nobody makes sessions of it any more.
+        is_over: it has ended, and its owner knows: by a commit, or a rollback.
         attempt: the commit that is on its way.
         unsure_since: before the attempt began that broke off.
         commit_ts: of a small one that committed.
@@ -188,7 +189,7 @@ class LocalState:
         hand: its rows, while single calls go straight to them.
     """
 
-    commit_called = False
+    commit_called = is_over = False
     attempt: Attempt | None = None
     unsure_since = _NEVER
     commit_ts: Timestamp | None = None
@@ -212,13 +213,6 @@ class LocalState:
         return self.at in _ENDS
 
     @property
-    def is_over(self) -> bool:
-        """It has ended as its owner knows: committed, rolled back, or by a commit that failed."""
-        if self.at is Local.ABORTED:
-            return self.commit_called or self.reason == ROLLED_BACK
-        return self.at is Local.COMMITTED
-
-    @property
     def told(self) -> TxnState:
         """The state as users know it."""
         return _TOLD[self.at]
@@ -237,6 +231,10 @@ class LocalState:
         self.at = to
         if to is Local.STORED:
             self.stored = True
+        elif to is Local.COMMITTED:
+            self.is_over = True
+        elif to is Local.ABORTED:
+            self.is_over = self.commit_called or self.reason == ROLLED_BACK
 
     def withdraw(self) -> None:
         """Have single calls ask again whether they may go straight to the rows."""
