@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -316,6 +317,40 @@ def test_what_is_refused(shop, tmp_path: Path) -> None:
     ):
         reader.backup(tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("made", ["backup", "restore", "dump"])
+def test_links_are_followed_and_names_that_are_none_refused(
+    shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    """A link to an empty folder was refused once all was copied, one to nothing as a file; an
+    empty name was the working directory.
+    """
+    shop.backup(tmp_path / "b")
+    for folder in ("cwd", "empty"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+    def make(dest: Any) -> str:
+        if made == "backup":
+            return shop.backup(dest).path
+        return (txnkv.dump(shop, dest) if made == "dump" else txnkv.restore("../b", dest)).path
+
+    for name, error, text in (
+        ("", ValueError, "'' names no folder"),
+        (os.fsencode(tmp_path / "x"), TypeError, "not.*bytes"),
+        ("what://x/y", (ValueError, txnkv.NotSupportedError), "names no file system|is an address"),
+        (tmp_path / "b/BACKUP/x", txnkv.StoreNotFoundError, "no folder can be at .* over a file"),
+        ("y" * 256, ValueError, "a name that is too long"),
+    ):
+        with pytest.raises(error, match=text):
+            make(name)
+    for target in ("empty", "none"):
+        (tmp_path / "link").symlink_to(target)
+        assert make(tmp_path / "link") == str(tmp_path / target)
+        assert (tmp_path / target / "status.db").exists() or made == "dump"
+        (tmp_path / "link").unlink()
+    assert sorted(os.listdir(tmp_path)) == ["b", "cwd", "empty", "none", "shop"]
 
 
 def test_the_rate_is_bounded_and_progress_ends(shop, tmp_path: Path) -> None:

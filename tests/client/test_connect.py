@@ -114,11 +114,3 @@ def test_history_is_how_long_the_ended_are_remembered(connect: Any, by_hand: Any
         client.transaction_state(txn.id)
     assert table.count() == 1
     assert client.transactions() == []
-
-
-def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(txnkv.StoreNotFoundError, match="the working directory is gone"):
-        txnkv.connect("shop")

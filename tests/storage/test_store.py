@@ -182,9 +182,9 @@ LONG = "x" * 240
         (f"{LONG}/{LONG}/s", ValueError, r"too long by \d+ bytes for SQLite"),
         ("y" * 256, ValueError, "a name that is too long"),
         ("\udcff", ValueError, "not UTF-8: name another"),
-        ("file/s", StoreNotFoundError, "no store can be at .*file/s: Not a directory"),
-        ("loop", StoreNotFoundError, "no store can be at .*loop: Too many levels"),
-        ("loop/s", StoreNotFoundError, "no store can be at .*loop/s: Too many levels"),
+        ("file/s", StoreNotFoundError, "no folder can be at .*file/s: Not a directory"),
+        ("loop", StoreNotFoundError, "no folder can be at .*loop: Too many levels"),
+        ("loop/s", StoreNotFoundError, "no folder can be at .*loop/s: Too many levels"),
     ],
 )
 def test_a_path_that_no_store_can_have(
@@ -198,6 +198,17 @@ def test_a_path_that_no_store_can_have(
             Store.open(tmp_path / name, create=create)
         assert type(caught.value) is error
     assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
+
+
+def test_a_relative_path_in_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    (tmp_path / "cwd").rmdir()
+    with pytest.raises(StoreNotFoundError, match="s leads nowhere: the working directory"):
+        Store.open("s")
+    Store.open(tmp_path / "s").close()
 
 
 def test_the_longest_path(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ from txnkv.storage import (
     extents,
     fault_point,
     fetching,
+    folder_at,
     make_private_directory,
     open_backup,
     place_of,
@@ -165,7 +166,7 @@ def back_up(
     if bytes_per_second is not None and not bytes_per_second > 0:
         raise ValueError(f"bytes_per_second={bytes_per_second}: a number above 0, or None")
     store, place = instance.store, place_of(dest, filesystem)
-    if isinstance(place, Path) and place.resolve().is_relative_to(store.directory.path):
+    if isinstance(place, Path) and place.is_relative_to(store.directory.path):
         raise ValueError(f"{place} lies in the store {store.directory.path}: name a folder outside")
     earlier = None if base is None else _earlier(base, filesystem, store)
     told, id = _Told(instance, progress), uuid4().hex
@@ -376,7 +377,7 @@ def restore(
         if progress is not None:
             progress(done, total)
 
-    place = Path(os.path.abspath(dest))
+    place = folder_at(dest)
     with whole_folder(place, "a restored store") as folder, fetching(place) as fetched:
         backup.verify(told, fetched)
         if backup.content.get("kind") == DUMP:

@@ -47,6 +47,7 @@ from txnkv.storage import (
     BackupWriter,
     declare_fault_point,
     fault_point,
+    folder_at,
     make_private_file,
     shielded,
     whole_folder,
@@ -115,7 +116,7 @@ def dump(
         if client.elsewhere is not None:
             raise NotSupportedError("a dump is made on the store's host: `txnkv dump` there")
         client.require_writable()
-        return _dump(client.instance, Path(os.path.abspath(dest)), progress)
+        return _dump(client.instance, folder_at(dest), progress)
 
 
 def _dump(
@@ -126,7 +127,7 @@ def _dump(
     def share(first: int, last: int) -> Callable[[int, int], None]:
         return lambda done, total: tell(first + (last - first) * done // max(total, 1), _PARTS)
 
-    if place.resolve().is_relative_to(instance.store.directory.path):
+    if place.is_relative_to(instance.store.directory.path):
         raise ValueError(f"{place} lies in the store {instance.store.directory.path}: name another")
     with whole_folder(place, "a dump") as folder:
         aside = folder / "aside"

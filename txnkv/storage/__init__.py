@@ -47,6 +47,7 @@ from txnkv.storage.directory import (
     TABLE_HISTORY,
     VALUE_SCHEMAS,
     StoreDirectory,
+    folder_at,
     make_private_directory,
     make_private_file,
     numbers_in,

@@ -453,7 +453,7 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
     """Yield a private folder to fill, which stands at `place` once the block has ended well.
 
     Args:
-        place: where nothing is, or an empty folder.
+        place: of `folder_at`, where nothing is, or an empty folder.
         what: as messages to people name what is made.
 
     Raises:
@@ -461,7 +461,6 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
         UnavailableError: another process makes the same one, or the disk failed.
         StorageFullError: the disk is full; nothing is left of it.
     """
-    place = Path(os.path.abspath(place))
     _require_free(place, what)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ from txnkv.storage.backup_files import (
     require_listed,
     whole_folder,
 )
-from txnkv.storage.directory import make_private_directory, to_read
+from txnkv.storage.directory import folder_at, make_private_directory, to_read
 from txnkv.storage.faults import disk_errors, with_descriptor
 
 if TYPE_CHECKING:
@@ -97,14 +97,15 @@ def place_of(given: str | os.PathLike[str], filesystem: FileSystem | None) -> Pl
         filesystem: where the path is; None for this machine, or as an address says.
 
     Raises:
-        ValueError: nobody knows a file system of that name, or an address names none of it.
+        ValueError: nobody knows a file system of that name, or an address names none of it; or
+            as for `folder_at`.
+        StoreNotFoundError: it leads nowhere.
     """
-    text = os.fspath(given)
-    if filesystem is None and "://" not in text:
-        return Path(os.path.abspath(text))
+    if filesystem is None and "://" not in os.fsdecode(given):
+        return folder_at(given)
     from pyarrow.fs import FileSystem, LocalFileSystem
 
-    path = text
+    path = text = os.fspath(given)
     if filesystem is None:
         try:
             filesystem, path = FileSystem.from_uri(text)
@@ -115,7 +116,7 @@ def place_of(given: str | os.PathLike[str], filesystem: FileSystem | None) -> Pl
             ) from None
         text = text.partition("?")[0]
     if isinstance(filesystem, LocalFileSystem):
-        return Path(os.path.abspath(path))
+        return folder_at(path)
     path = path.rstrip("/")
     if not path:
         raise ValueError(f"{text!r} names a file system, and no folder in it")

@@ -38,7 +38,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    NotSupportedError,
+    StoreNotFoundError,
+)
 from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, with_descriptor
 
 STATUS_PAGE_BYTES: Final = 4096
@@ -237,38 +242,58 @@ class StoreDirectory:
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def folder_at(path: str | os.PathLike[str]) -> Path:
+    """The real, absolute path of a folder of this machine, there or not.
+
+    Raises:
+        ValueError: it is empty or ":memory:", not UTF-8, or a name in it is too long.
+        NotSupportedError: it is an address.
+        StoreNotFoundError: it leads nowhere.
+    """
+    given = Path(path)  # refuses bytes
+    if os.fspath(path) in ("", ":memory:"):
+        raise ValueError(
+            f"{path!r} names no folder. For one that goes with the program take "
+            "tempfile.TemporaryDirectory(), below /dev/shm for one in memory"
+        )
+    if "://" in os.fspath(path):
+        raise NotSupportedError(f"{path!r} is an address: name a folder of this machine")
+    try:
+        real = Path(os.path.realpath(given))
+        str(real).encode()
+    except UnicodeEncodeError:  # SQLite wants it
+        raise ValueError(f"{os.fspath(path)!r} is not UTF-8: name another path") from None
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(
+            f"{path} leads nowhere: the working directory of this process was removed. Change to "
+            "another, or name an absolute path"
+        ) from error
+    try:
+        os.stat(real)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(f"{path} has a name that is too long: name a shorter path") from error
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise StoreNotFoundError(
+                f"no folder can be at {path}: {error.strerror}. Check the path: it leads over a "
+                "file, or over links that lead back"
+            ) from error
+    return real
+
+
 def store_path(path: str | os.PathLike[str]) -> Path:
     """The real, absolute path of a store, there or not.
 
     Raises:
-        ValueError: it is too long, or not UTF-8, which SQLite wants.
-        StoreNotFoundError: it leads nowhere.
+        ValueError: as for `folder_at`; or it is too long for SQLite.
+        NotSupportedError, StoreNotFoundError: as for `folder_at`.
     """
-    try:
-        real = Path(path).absolute()
-    except FileNotFoundError:
-        raise StoreNotFoundError(
-            f"no store can be at {path}: the working directory is gone. Name an absolute path"
-        ) from None
-    try:
-        real = real.resolve()
-        status = str(real / "status.db").encode()
-        os.stat(real)
-    except UnicodeEncodeError:
-        raise ValueError(f"{os.fspath(path)!r} is not UTF-8: name another path") from None
-    except (OSError, RuntimeError) as error:
-        code = errno.ELOOP if isinstance(error, RuntimeError) else error.errno  # before 3.13
-        if code == errno.ENAMETOOLONG:
-            raise ValueError(f"{path} has a name that is too long: name a shorter path") from error
-        if code in (errno.ELOOP, errno.ENOTDIR):
-            raise StoreNotFoundError(
-                f"no store can be at {path}: {os.strerror(code)}. Check the path: it leads over a "
-                "file, or over links that lead back"
-            ) from error
-    if len(status) > _STATUS_PATH_BYTES:
+    real = folder_at(path)
+    over = len(str(real / "status.db").encode()) - _STATUS_PATH_BYTES
+    if over > 0:
         raise ValueError(
-            f"{real} is too long by {len(status) - _STATUS_PATH_BYTES} bytes for SQLite to open "
-            "status.db below it: name a shorter one. A link counts as what it leads to"
+            f"{real} is too long by {over} bytes for SQLite to open status.db below it: name a "
+            "shorter one. A link counts as what it leads to"
         )
     return real
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
-from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, TxnNotFoundError
+from txnkv.errors import ClosedError, TxnkvError, TxnNotFoundError
 from txnkv.storage import (
     Store,
     brief,
@@ -185,15 +185,6 @@ def acquire(
     """
     if sys.is_finalizing():
         raise ClosedError(f"cannot open {path}: the interpreter ends, and starts no threads")
-    if path in ("", ":memory:"):
-        raise ValueError(
-            f"{path!r} names no directory, and a store is one. For a store that goes with the "
-            "program take tempfile.TemporaryDirectory(), below /dev/shm for one in memory"
-        )
-    if isinstance(path, str) and "://" in path:
-        raise NotSupportedError(
-            f"{path!r}: this version opens stores on this machine alone; give a directory"
-        )
     if history is not None and not history >= 0:
         raise ValueError(f"history={history}: it is in seconds, 0 or more")
     _close_left(store_path(path), read_only)
