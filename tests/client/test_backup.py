@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from pyarrow import fs
 import txnkv
 from tests import internals
 from txnkv import aio
-from txnkv.storage import arm, clock, disarm
+from txnkv.storage import arm, backup_files, clock, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "n": "int64"}, primary_key=["id"])
 
@@ -342,6 +344,7 @@ def test_links_are_followed_and_names_that_are_none_refused(
         ("what://x/y", (ValueError, txnkv.NotSupportedError), "names no file system|is an address"),
         (tmp_path / "b/BACKUP/x", txnkv.StoreNotFoundError, "no folder can be at .* over a file"),
         ("y" * 256, ValueError, "a name that is too long"),
+        ("y" * 250, ValueError, "a name that is too long, with what"),
     ):
         with pytest.raises(error, match=text):
             make(name)
@@ -351,6 +354,21 @@ def test_links_are_followed_and_names_that_are_none_refused(
         assert (tmp_path / target / "status.db").exists() or made == "dump"
         (tmp_path / "link").unlink()
     assert sorted(os.listdir(tmp_path)) == ["b", "cwd", "empty", "none", "shop"]
+
+
+def test_where_nobody_may_write_it_is_not_tried_again(
+    shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.backup(tmp_path / "b")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(backup_files, "make_private_directory", refuse)
+    for call in (shop.backup, partial(txnkv.restore, tmp_path / "b"), partial(txnkv.dump, shop)):
+        with pytest.raises(txnkv.NotSupportedError, match=r"user \d+ cannot make .*/x: "):
+            call(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_rate_is_bounded_and_progress_ends(shop, tmp_path: Path) -> None:

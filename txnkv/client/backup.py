@@ -360,11 +360,14 @@ def restore(
         progress: called with (bytes done, bytes in all).
 
     Raises:
-        StoreNotFoundError: there is no backup at `src`, or none as early as `at`.
+        StoreNotFoundError: there is no backup at `src`, or none as early as `at`; or `dest` leads
+            over a file.
+        NotSupportedError: this user may not write there.
         IncompatibleStoreError: `src` is something else, or a backup of a newer version.
         CorruptionError: a file of the backup is damaged or missing; it is named. Nothing was made.
             Also the list of one in the folder, unless `at` is the very timestamp of another.
-        ValueError: there is something at `dest`, or `at` has no time zone.
+        ValueError: there is something at `dest`, or no folder can have that name, or `at` has no
+            time zone.
         StorageFullError: no room; nothing is left of it.
         UnavailableError: another process restores to `dest`, or the disk failed.
     """

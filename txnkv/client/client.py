@@ -568,6 +568,7 @@ class Client(Connection, Closing):
 
         Raises:
             ValueError: `dest` is not empty, or `base` is of another store or another copy of it.
+            StoreNotFoundError, NotSupportedError: it leads over a file; this user may not write.
             CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
             UnavailableError: the file system failed.
         """

@@ -104,10 +104,11 @@ def dump(
         progress: called with (parts done, of how many).
 
     Raises:
-        StoreNotFoundError: there is no store at `src`.
-        ValueError: `dest` is not empty, or lies in the store.
+        StoreNotFoundError: there is no store at `src`, or `dest` leads over a file.
+        ValueError: `dest` is not empty, or lies in a store, or no folder can have that name.
         CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
-        NotSupportedError: the client reads only, or the store is on another host.
+        NotSupportedError: the client reads only, or the store is on another host, or this user may
+            not write at `dest`.
     """
     with ExitStack() as stack:
         client = src if isinstance(src, Client) else connect(src, create=False)

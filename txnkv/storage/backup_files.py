@@ -61,13 +61,11 @@ from txnkv.storage.directory import (
 )
 from txnkv.storage.environment import Environment
 from txnkv.storage.faults import (
-    FULL_ERRNOS,
     NO_DESCRIPTOR_ERRNOS,
     declare_fault_point,
     disk_errors,
     fault_point,
-    no_descriptor,
-    storage_full,
+    not_made,
     with_descriptor,
 )
 from txnkv.storage.sqlite_connection import sqlite_error
@@ -457,12 +455,13 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
         what: as messages to people name what is made.
 
     Raises:
-        ValueError: there is something at `place`; nothing was written.
+        ValueError: there is something at `place`, or its name is too long; nothing was written.
+        NotSupportedError: this user may not write there, or nobody.
         UnavailableError: another process makes the same one, or the disk failed.
         StorageFullError: the disk is full; nothing is left of it.
     """
-    _require_free(place, what)
     try:
+        _require_free(place, what)
         place.parent.mkdir(parents=True, exist_ok=True)
         aside = place.with_name(f".{place.name}.unfinished")
         descriptor = _locked(aside, what, place)
@@ -479,7 +478,7 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, TxnkvError):
             raise
-        raise _translated(error, place, what) from error
+        raise not_made(error, place, what) from error
 
 
 def _require_free(place: Path, what: str) -> None:
@@ -541,17 +540,6 @@ def _rename(aside: Path, place: Path, what: str) -> None:
         if error.errno in _TAKEN:
             raise _taken(place, what, ["something new"]) from None
         raise
-
-
-def _translated(error: OSError, place: Path, what: str) -> TxnkvError:
-    if error.errno in NO_DESCRIPTOR_ERRNOS:
-        return no_descriptor(place)
-    if error.errno in FULL_ERRNOS:
-        return storage_full(place, error.errno or errno.ENOSPC)
-    return UnavailableError(
-        f"{what} at {place} could not be made: {error}. Nothing is left of it; see to the disk or "
-        "the rights of the folder, and try again"
-    )
 
 
 # -- copies of status.db ---------------------------------------------------------------

@@ -32,6 +32,7 @@ import lmdb
 from txnkv.errors import (
     CorruptionError,
     IncompatibleStoreError,
+    NotSupportedError,
     StorageFullError,
     TxnkvError,
     UnavailableError,
@@ -225,6 +226,33 @@ def no_descriptor(path: Path) -> UnavailableError:
         f"cannot open {path}: this process, or the machine, has as many files open as it may. The "
         f"process may have {descriptor_limit()} (RLIMIT_NOFILE); raise that (`ulimit -n`, "
         "LimitNOFILE= of systemd), or close other files, and try again. Nothing was changed"
+    )
+
+
+def not_made(error: OSError, place: Path, what: str) -> TxnkvError | ValueError:
+    """The error for a folder that could not be made and filled; nothing is left of it.
+
+    Args:
+        error: of the system.
+        place: of the folder.
+        what: as messages to people name it.
+    """
+    if error.errno in NO_DESCRIPTOR_ERRNOS:
+        return no_descriptor(place)
+    if error.errno in FULL_ERRNOS:
+        return storage_full(place, error.errno or errno.ENOSPC)
+    if error.errno == errno.ENAMETOOLONG:
+        return ValueError(
+            f"{place} has a name that is too long, with what is put around it until all is there: "
+            f"name a shorter one, for {what}"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NotSupportedError(
+            f"user {os.geteuid()} cannot make {what} at {place}: {error}. Name another place"
+        )
+    return UnavailableError(
+        f"{what} at {place} could not be made: {error}. Nothing is left of it; see to the disk and "
+        "try again"
     )
 
 
