@@ -435,28 +435,6 @@ def test_what_is_of_others_than_a_dropped_topic_stays(
     assert (result.inserted, result.sent) == (1, 1)
 
 
-def test_an_ack_of_a_dropped_subscription_is_told_and_the_rest_stays(
-    client: txnkv.Client, table: txnkv.Table
-) -> None:
-    """It was counted as acknowledged."""
-    topic = client.create_topic("e")
-    with client.transaction() as txn:
-        txn.send(topic, b"x")
-    gone, there = topic.subscribe("gone"), topic.subscribe("there")
-    session = client.new_session(flush_mode="manual")
-    for consumer in (gone, there):
-        message = consumer.receive(timeout=0)
-        assert message is not None
-        session.ack(consumer, message)
-    session.insert(table, {"id": 1})
-    topic.drop_subscription("gone")
-    with pytest.raises(txnkv.TopicNotFoundError, match="'gone' of topic 'e' was dropped"):
-        session.flush()
-    result = session.flush()
-    assert (result.inserted, result.acked) == (1, 1)
-    assert there.lag() == {0: 0}
-
-
 @pytest.mark.parametrize(
     ("change", "row"),
     [
@@ -496,38 +474,6 @@ def test_a_transaction_whose_table_was_altered_commits_no_part(
         with pytest.raises((txnkv.SchemaChangedError, txnkv.InvalidTxnStateError)):
             txn.commit()
     assert (table.count(), topic.end_offsets()) == (0, {0: 0})
-
-
-@pytest.mark.parametrize("type_", ["exclusive", "shared"])
-@pytest.mark.parametrize("cumulative", [False, True])
-def test_acks_beside_many_rows(
-    client: txnkv.Client, table: txnkv.Table, type_: Any, cumulative: bool
-) -> None:
-    """They were counted, and the messages were delivered again."""
-    if cumulative and type_ == "shared":
-        pytest.skip("a shared one knows none")
-    topic = client.create_topic("e")
-    with client.transaction() as txn:
-        for number in range(4):
-            txn.send(topic, f"{number}")
-    sub = topic.subscribe("s", type=type_)
-    messages = sub.receive_many(4, timeout=0)
-    with client.transaction() as txn:
-        txn.ack(sub, messages[1])  # stays so
-        with client.new_session(flush_mode="manual") as session:
-            for key in range(12_000):
-                session.insert(table, {"id": key})
-            (session.ack_cumulative if cumulative else session.ack)(sub, messages[2])
-            assert session.flush().acked == 1
-        assert sub.committed() == {0: 1 if cumulative else 0}
-        assert sub.lag() == {0: 2 if cumulative else 3}
-    assert sub.lag() == {0: 1 if cumulative else 2}
-    assert sub.committed() == {0: 3 if cumulative else 0}
-    sub.close()
-    again = topic.subscribe("s", type=type_)
-    assert [message.offset for message in again.receive_many(4, timeout=0)] == (
-        [3] if cumulative else [0, 3]
-    )
 
 
 def test_close_writes_the_rest_however_many_are_gone(

@@ -217,6 +217,10 @@ class CommitQueue:
 
     def on_thread(self, fn: Callable[[], object]) -> None:
         """Call on the library's thread; where none is to be had, here."""
+        if not self._handed(fn):
+            fn()
+
+    def _handed(self, fn: Callable[[], object]) -> bool:
         if self._committer is None:
             with self._mutex:
                 if self._committer is None:
@@ -225,7 +229,8 @@ class CommitQueue:
             self._committer.submit(fn)
         except RuntimeError:
             self._committer = None  # what it has in its own queue, it never does
-            fn()
+            return False
+        return True
 
     def _lead(self, *, wait: bool = True) -> bool:
         """Commit one group, then pass the lead on to who came meanwhile.
@@ -261,8 +266,7 @@ class CommitQueue:
                     waiting.ended = True
                     if waiting.future is not None:
                         asked.append(waiting)
-                if asked and is_calm():  # their callbacks are the program's
-                    self.on_thread(partial(_tell, asked))
+                if asked and is_calm() and self._handed(partial(_tell, asked)):
                     asked = []
                 self.pass_on()
                 for waiting in group:

@@ -69,7 +69,7 @@ from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from txnkv.core import Handlers
-from txnkv.errors import UnavailableError
+from txnkv.errors import StorageFullError, UnavailableError
 from txnkv.storage.locks import new_baton, new_event, new_lock
 from txnkv.storage.write_queue import AGAIN, hastily
 
@@ -405,7 +405,7 @@ class _Worker:
             try:
                 fn(*args)
             except Exception as error:
-                if getattr(error, "retriable", False):
+                if isinstance(error, StorageFullError) or getattr(error, "retriable", False):
                     self._try_again(found)
                 else:
                     _log.exception("tidying up after a dropped object failed")
@@ -456,7 +456,7 @@ class WhenDropped:
 
 
 def later(fn: Callable[..., object], *args: Any) -> None:
-    """Call on the library's thread, again while it fails with an error that is retriable."""
+    """Call on the library's thread, again while the disk is full or the error is retriable."""
     if _worker.thread is None:
         _worker.start()
     _worker.queue.put((fn, args))

@@ -238,6 +238,8 @@ def bump(cur: apsw.Cursor, subscription_id: int) -> None:
 
 
 CUMULATIVE = -1
+PLAIN: Final = -1
+"""Stands for the hold of acks outside of transactions: where they fail, nothing is returned."""
 
 
 class Holder(NamedTuple):
@@ -248,7 +250,7 @@ class Holder(NamedTuple):
         stored: it has its row in the status table.
         slot, start: this process.
         expires: its deadline, if it is not stored.
-        hold: of the `client.run` that it is an attempt of.
+        hold: of the `client.run` that it is an attempt of, or PLAIN.
     """
 
     txn_id: int
@@ -295,13 +297,17 @@ def pending(
     partition_id: int | None = None,
     first: int = 0,
     last: int = 1 << 62,
+    *,
+    but: int | None = None,
 ) -> list[Pending]:
-    """List what overlaps [first, last), of one partition or all; what the dead held is left out."""
+    """List what overlaps [first, last), of one partition or all; what the dead held is left out,
+    and what has the hold `but`.
+    """
     found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2) "
-        "AND first < ?4 AND last > ?3",
-        (subscription_id, partition_id, first, last),
+        "AND first < ?4 AND last > ?3 AND (?5 IS NULL OR hold IS NOT ?5)",
+        (subscription_id, partition_id, first, last, but),
     ).fetchall()
     return [
         Pending(id, max(low, 0), high, txn_id)
@@ -403,7 +409,8 @@ def register(
         if cur.connection.changes() == 0:
             _insert(cur, info, partition_id, holder, first, last)
             more += 1
-        _keep_lease(cur, info, partition_id, first, last)
+        if holder.hold != PLAIN:
+            _keep_lease(cur, info, partition_id, first, last)
     if position is not None:
         cur.execute(
             "UPDATE pending_acks SET last = ? WHERE subscription_id = ? AND partition_id = ? "
@@ -513,6 +520,8 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = Tru
         (txn_id, stored),
     ).fetchall()
     for subscription_id, partition_id, first, last, hold, slot, start in found:
+        if hold == PLAIN:
+            continue
         if hold is not None and store.runtime.slot_alive(slot, start):
             cur.execute(
                 "UPDATE OR REPLACE pending_acks SET txn_id = -txn_id, stored = 0, expires = NULL "

@@ -257,7 +257,7 @@ class TransactionAcks:
         runtime, hold, row = self._store.runtime, self._hold, self._row
         if hold is not None:
             hold.where.add("status")
-        hold_id = None if hold is None else hold.id
+        hold_id = hold.id if hold is not None else None if self._transactional else ack_rows.PLAIN
         holder = Holder(row.txn_id, stored, *runtime.owner, row.deadline, hold_id)
         return ack_rows.register(cur, info, partition_id, holder, ranges, position)
 
@@ -313,7 +313,8 @@ class TransactionAcks:
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
-        info, wanted = acks.info, self._plain(cur, acks)
+        info = acks.info
+        acks.state, wanted = self._plain(cur, acks)
         if (state := acks.state) is not None:
             state.current(cur)
             wanted = state.take_plain(wanted)
@@ -326,20 +327,20 @@ class TransactionAcks:
         if wanted:
             ack_rows.bump(cur, info.id)
 
-    def _plain(self, cur: apsw.Cursor, acks: HeldAcks) -> Held:
+    def _plain(self, cur: apsw.Cursor, acks: HeldAcks) -> tuple[Exclusive | None, Held]:
         """Messages that are acknowledged outside of a transaction, but what is pending."""
         info = acks.info
-        acks.state = state = None if info.leased else self._topics.local.exclusive(info.id, self)
+        state = None if info.leased else self._topics.local.exclusive(info.id, self)
         wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
         if state is not None and acks.positions:
             state.look_for_returned(cur)
             for id, position in acks.positions.items():
                 named = acks.held.get(id, Ranges())
                 wanted[id].difference_update(state.unseen(id, position).minus(named))
-        for row in ack_rows.pending(cur, self._store, info.id):
+        for row in ack_rows.pending(cur, self._store, info.id, but=ack_rows.PLAIN):
             if row.txn_id > 0 and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
-        return wanted
+        return state, wanted
 
     def ended(self, committed: bool | None) -> None:
         """The small transaction has ended; None: nobody knows how. Twice is fine; of a stored one
@@ -389,7 +390,7 @@ class TransactionAcks:
             self._row = row
             if self._stored:
                 return
-            moved = self._in_memory()
+            moved = self._in_memory() if self._transactional else []
             with self._store.status.write(sync=False) as cur:
                 status_table.join(cur, row.txn_id, KIND, self._acks, "acknowledge")
                 ack_rows.made_stored(cur, row.txn_id)
@@ -449,9 +450,9 @@ class TransactionAcks:
         rows = 0
         for acks in () if self._transactional else self._acks.values():
             subscription_catalog.require(cur, acks.info)
-            wanted = self._plain(cur, acks)
-            if acks.state is not None:
-                wanted = acks.state.applied(acks.state.take_plain(wanted, keep=False))
+            state, wanted = self._plain(cur, acks)
+            if state is not None:
+                wanted = state.applied(state.take_plain(wanted, keep=False))
             for partition_id, ranges in wanted.items():
                 rows += self._write_rows(cur, acks.info, partition_id, ranges, None, True)
             ack_rows.bump(cur, acks.info.id)

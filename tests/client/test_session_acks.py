@@ -1,0 +1,124 @@
+"""Acknowledgements in sessions outside of transactions: with the rows beside them, or not at all."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.storage.faults import arm, disarm
+
+
+def test_an_ack_of_a_dropped_subscription_is_told_and_the_rest_stays(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """It was counted as acknowledged."""
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.send(topic, b"x")
+    gone, there = topic.subscribe("gone"), topic.subscribe("there")
+    session = client.new_session(flush_mode="manual")
+    for consumer in (gone, there):
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        session.ack(consumer, message)
+    session.insert(table, {"id": 1})
+    topic.drop_subscription("gone")
+    with pytest.raises(txnkv.TopicNotFoundError, match="'gone' of topic 'e' was dropped"):
+        session.flush()
+    result = session.flush()
+    assert (result.inserted, result.acked) == (1, 1)
+    assert there.lag() == {0: 0}
+
+
+@pytest.mark.parametrize("type_", ["exclusive", "shared"])
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_acks_beside_many_rows(
+    client: txnkv.Client, table: txnkv.Table, type_: Any, cumulative: bool
+) -> None:
+    """They were counted, and the messages were delivered again."""
+    if cumulative and type_ == "shared":
+        pytest.skip("a shared one knows none")
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        for number in range(4):
+            txn.send(topic, f"{number}")
+    sub = topic.subscribe("s", type=type_)
+    messages = sub.receive_many(4, timeout=0)
+    with client.transaction() as txn:
+        txn.ack(sub, messages[1])  # stays so
+        with client.new_session(flush_mode="manual") as session:
+            for key in range(12_000):
+                session.insert(table, {"id": key})
+            (session.ack_cumulative if cumulative else session.ack)(sub, messages[2])
+            assert session.flush().acked == 1
+        assert sub.committed() == {0: 1 if cumulative else 0}
+        assert sub.lag() == {0: 2 if cumulative else 3}
+    assert sub.lag() == {0: 1 if cumulative else 2}
+    assert sub.committed() == {0: 3 if cumulative else 0}
+    sub.close()
+    again = topic.subscribe("s", type=type_)
+    assert [message.offset for message in again.receive_many(4, timeout=0)] == (
+        [3] if cumulative else [0, 3]
+    )
+
+
+def _many_rows_and_acks(
+    client: txnkv.Client, table: txnkv.Table, sub: txnkv.Subscription, acked: Any
+) -> txnkv.Session:
+    session = client.new_session(flush_mode="manual")
+    for key in range(12_000):
+        session.upsert(table, {"id": key})
+    session.ack(sub, acked)
+    return session
+
+
+def test_acks_beside_many_rows_that_fail_leave_others_theirs(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """Two transactions acknowledged one message, and both committed."""
+    topic = client.create_topic("e")
+    client.run(lambda txn: [txn.send(topic, f"{number}") for number in range(4)])
+    sub, gone = topic.subscribe("s"), topic.subscribe("gone")
+    messages = sub.receive_many(4, timeout=0)
+    first, second = client.new_transaction(), client.new_transaction()
+    first.ack(sub, messages[2])
+    session = _many_rows_and_acks(client, table, sub, messages)
+    session.ack(gone, gone.receive_many(1, timeout=0))
+    topic.drop_subscription("gone")
+    with pytest.raises(txnkv.TopicNotFoundError):
+        session.flush()
+    with pytest.raises(txnkv.AckConflictError):
+        second.ack(sub, messages[2])
+    session.flush()
+    assert sub.lag() == {0: 1}
+    first.commit()
+    assert sub.committed() == {0: 4}
+
+
+@pytest.mark.parametrize("type_", ["exclusive", "failover", "shared"])
+@pytest.mark.parametrize("point", ["acks.registered", "commit.started", "commit.validated"])
+def test_acks_beside_many_rows_after_a_fault(
+    client: txnkv.Client, table: txnkv.Table, type_: Any, point: str, host: str
+) -> None:
+    """What the first try had came back, and the second left it out."""
+    if host != "here":
+        pytest.skip("faults are of one process")
+    topic = client.create_topic("e")
+    client.run(lambda txn: [txn.send(topic, f"{number}") for number in range(4)])
+    sub = topic.subscribe("s", type=type_)
+    messages = sub.receive_many(4, timeout=0)
+    session = _many_rows_and_acks(client, table, sub, [])
+    if type_ == "shared":
+        session.ack(sub, messages)
+    else:
+        session.ack_cumulative(sub, messages[3])
+    arm(point, "error")
+    with suppress(txnkv.TxnkvError, OSError):
+        session.flush()
+    disarm()
+    assert sub.receive(timeout=0) is None
+    session.flush()
+    assert (table.count(), sub.committed()) == (12_000, {0: 4})
