@@ -1,4 +1,4 @@
-"""Acknowledgements in sessions outside of transactions: with the rows beside them, or not at all."""
+"""Acknowledgements in sessions outside of transactions: with the rows beside them, or not."""
 
 from __future__ import annotations
 
