@@ -67,10 +67,10 @@ _log = logging.getLogger("txnkv")
 
 _DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
 _TIMES: Final = (int, float, type(None))
+"""Classes of a `timeout` that need no look."""
 _FEW_LEASES: Final = 100
 _FEW: Final = 500
 """So many messages are acknowledged in no time."""
-"""Classes of a `timeout` that need no look."""
 
 
 def subscribe(
