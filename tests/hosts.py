@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 INSIDE = "it looks into parts of the process that has the store open"
+AT_ONCE = "a server tells of all that is gone in one error"
 LATE = "a call that waits for the next request finds out with that what was done elsewhere"
 FAULT = "it injects a fault into a thread, which is the server's"
 ERRORS = "it compares errors by identity"
@@ -28,7 +29,9 @@ QUICK = {
 SLOW = {
     "client.test_group_consumer": {},
     "client.test_operations": {},
+    "client.test_session_acks": {"test_acks_beside_many_rows_after_a_fault": FAULT},
     "client.test_sessions": {
+        "test_close_writes_the_rest_however_many_are_gone": AT_ONCE,
         "test_an_abandoned_background_session_does_not_flush": INSIDE,
         "test_an_error_in_the_background_waits_for_a_call": INSIDE,
         "test_an_error_of_few_rows_in_the_background_is_told_at_the_next_call": INSIDE,

@@ -17,7 +17,8 @@ import txnkv
 TOPIC: Final = "work"
 OUT: Final = "passed"
 DEAD: Final = "refused"
-MESSAGES: Final = 8
+BULK: Final = "bulk"
+MESSAGES: Final = 9
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "exclusive": {},
     "shared": {"type": "shared", "lease_seconds": 3600},
@@ -30,10 +31,13 @@ Say = Callable[..., None]
 
 
 def pass_on(say: Say, path: str) -> None:
-    """Small and stored transactions, plain acks, rollbacks, negative acks, dead letters."""
+    """Small and stored transactions, plain acks, also beside much, rollbacks, negative acks, dead
+    letters.
+    """
     client = txnkv.connect(path, create=False)
     topic = client.create_topic(TOPIC)
     client.create_topic(OUT)
+    client.create_topic(BULK)
     with client.transaction() as txn:
         for number in range(MESSAGES):
             txn.send(TOPIC, str(number))
@@ -45,6 +49,7 @@ def pass_on(say: Say, path: str) -> None:
         message = _take(sub)
         sub.ack(message)
         say("dropped", kind, _text(message))
+        _pass_beside_much(client, kind, sub, _take(sub), say)
         for stored in (False, True):
             message = _take(sub)
             txn = _begin(client, stored=stored)
@@ -86,6 +91,18 @@ def _pass(
     txn.send(OUT, f"{kind} {_text(message)}")
     txn.ack(sub, message)
     txn.commit()
+    say("passed", kind, _text(message))
+
+
+def _pass_beside_much(
+    client: txnkv.Client, kind: str, sub: txnkv.Subscription, message: txnkv.Message, say: Say
+) -> None:
+    """Outside of a transaction, with more than one small commit holds."""
+    with client.new_session(flush_mode="manual") as session:
+        session.send(OUT, f"{kind} {_text(message)}")
+        session.send(BULK, bytes(2 << 20))
+        session.ack(sub, message)
+        session.flush()
     say("passed", kind, _text(message))
 
 

@@ -212,7 +212,9 @@ def test_tasks_of_a_closed_loop_are_collected_where_a_lock_is_held(
     asyncio.run(kept.close())
 
 
-def test_a_wait_that_a_signal_breaks_off_leads_no_more(client: txnkv.Client) -> None:
+def test_a_wait_that_a_signal_breaks_off_leads_no_more(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its `leave` was interrupted before it began: others saw messages seconds later."""
     watch = internals.topics(client).watch
     sub = client.create_topic("e").subscribe("s")
@@ -220,10 +222,9 @@ def test_a_wait_that_a_signal_breaks_off_leads_no_more(client: txnkv.Client) -> 
     def interrupted(waiting: Any) -> None:
         raise KeyboardInterrupt
 
-    leave, watch.leave = watch.leave, interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(watch, "leave", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sub.receive(timeout=0.02)
-    watch.leave = leave  # type: ignore[method-assign]
     assert (watch._leader, watch._asleep, dict(watch._log.sleepers)) == (None, {}, {})
 
 

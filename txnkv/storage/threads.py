@@ -60,6 +60,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -417,6 +418,7 @@ class _Worker:
         with suppress(RuntimeError):  # no thread is to be had
             timer.start()
             return
+        time.sleep(_PAUSE)
         self.queue.put(work)
 
 
