@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import pytest
 
 from txnkv.core import Holding, IdSet
-from txnkv.storage import Environment, Store
+from txnkv.storage import CachedProperty, Environment, Store
 from txnkv.storage.fork import GATE
 
 InChild = Callable[[Callable[[], object]], int]
@@ -238,6 +238,28 @@ def test_store_can_be_opened_and_closed_in_the_child(
     assert in_child(check) == 0
     assert not store.closed
     assert ids(store) == [1, 2]
+
+
+def test_a_property_that_another_thread_computes(in_child: InChild) -> None:
+    """It had a lock, of all objects, before Python 3.12: the child waited for ever."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @CachedProperty
+        def value(self) -> int:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(60)
+            return 1
+
+    thread = threading.Thread(target=lambda: Slow().value)
+    thread.start()
+    assert inside.wait(60)
+    try:
+        assert in_child(lambda: Slow().value) == 0
+    finally:
+        go_on.set()
+        thread.join()
 
 
 # -- moments that are not quiet --------------------------------------------------------

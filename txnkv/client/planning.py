@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnNotFoundError,
 )
-from txnkv.storage import boot_id
+from txnkv.storage import CachedProperty, boot_id
 from txnkv.tables import Schema, history
 from txnkv.tables import changed as has_changed
 from txnkv.topics import (
@@ -63,7 +62,7 @@ class Planning(Handle):
         self.store_id = client.instance.store.store_id
         self.folder = client.path
 
-    @cached_property
+    @CachedProperty
     def boot(self) -> str:
         """A text that tells the store's host, since it was started, from all others."""
         return boot_id()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
 
 import pyarrow as pa
@@ -44,7 +43,7 @@ from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
 from txnkv.remote.wire import arguments, like, remote_calls
-from txnkv.storage import new_lock
+from txnkv.storage import CachedProperty, new_lock
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -127,12 +126,12 @@ class RemoteClient(RemoteHandle, Client):
         closed = ", closed" if self._channel.closed else ""
         return f"<Client of {self.path!r}{closed}>"
 
-    @cached_property
+    @CachedProperty
     def planning(self) -> RemotePlanning:
         """See `txnkv.client.Planning`."""
         return RemotePlanning(self)
 
-    @cached_property
+    @CachedProperty
     def committer(self) -> Committer:
         """Commits what is not waited for."""
         return Committer(self)

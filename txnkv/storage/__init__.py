@@ -73,7 +73,15 @@ from txnkv.storage.faults import (
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
-from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock, pass_baton
+from txnkv.storage.locks import (
+    CachedProperty,
+    new_baton,
+    new_condition,
+    new_event,
+    new_lock,
+    new_rlock,
+    pass_baton,
+)
 from txnkv.storage.right_of_way import CONFLICTS, Contender, has_others_to_do
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.runtime_file import CHANGE

@@ -39,17 +39,30 @@ lets those who wait in, and begins again.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from _thread import RLock
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Final, TypeVar
 from weakref import ref
+
+T = TypeVar("T")
 
 _made: Final[set[ref[Any]]] = set()
 _forget: Final = _made.discard
+
+
+class CachedProperty(functools.cached_property[T]):
+    """`cached_property` without the lock that it has before Python 3.12, of all objects: who is
+    inside has it for ever in a forked child. Two that ask at once may both compute the value.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
 
 
 def new_lock() -> threading.Lock:

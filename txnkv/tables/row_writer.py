@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.errors import SchemaError
+from txnkv.storage import CachedProperty
 from txnkv.tables.arrow_input import MISSING, row_values
 from txnkv.tables.operations import DELETES, INSERTS, PARTIAL
 from txnkv.tables.schema import Schema, normal
@@ -147,14 +147,14 @@ class RowWriter:
         )
         self.lone = None if self._place is not None else self.tablets[0]
 
-    @cached_property
+    @CachedProperty
     def is_plain(self) -> bool:
         """Return True where C makes bytes of all values by itself."""
         of, kinds = pa.types, [column.type for column in self.schema.columns.values()]
         plain = of.is_integer, of.is_floating, of.is_boolean, of.is_string, of.is_binary
         return all(any(is_one(kind) for is_one in plain) for kind in kinds)
 
-    @cached_property
+    @CachedProperty
     def indexes(self) -> Sequence[TableIndex]:
         """The indexes that are written with each row.
 
@@ -163,14 +163,14 @@ class RowWriter:
         """
         return self._ask_indexes()
 
-    @cached_property
+    @CachedProperty
     def indexed(self) -> Callable[[bytes], Values]:
         """Decode the columns beside the key, as far as indexes take entries from them."""
         columns = {name for index in self.indexes for name in index.columns}
         names = self.schema.value_columns
         return self.layout.decoder([i for i, name in enumerate(names) if name in columns])
 
-    @cached_property
+    @CachedProperty
     def may_refuse(self) -> bool:
         """Also a whole row that is upserted may be refused."""
         return any(index.checked for index in self.indexes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import apsw
@@ -19,7 +18,7 @@ import pyarrow as pa
 from txnkv import errors
 from txnkv.coordinator import next_timestamp, one, payload
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError, require_number
-from txnkv.storage import VALUE_SCHEMAS, StoreDirectory
+from txnkv.storage import VALUE_SCHEMAS, CachedProperty, StoreDirectory
 from txnkv.topics.messages import ValueCodec, ValueStage, value_codec, values
 
 Buffer: TypeAlias = Literal["marker", "sidecar"]
@@ -250,7 +249,7 @@ class TopicOptions:
         if self.value_schema is not None:
             values.require_declarable(self.value_schema)
 
-    @cached_property
+    @CachedProperty
     def codec(self) -> ValueCodec | None:
         """Encodes and decodes values; None where they are bytes."""
         return value_codec(*self.values) if self.values else None

@@ -12,7 +12,6 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
+from txnkv.storage import CachedProperty
 from txnkv.tables.read.expressions import columns_of, conditions
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_index import TableIndex
@@ -64,7 +64,7 @@ class Predicate:
     type: pa.DataType
     given: pa.Array | tuple[Any, ...]
 
-    @cached_property
+    @CachedProperty
     def values(self) -> pa.Array:
         """The constants as an Arrow array of the column's type."""
         given = self.given
@@ -76,7 +76,7 @@ class Predicate:
         given = self.given
         return given if isinstance(given, tuple) else self._listed
 
-    @cached_property
+    @CachedProperty
     def _listed(self) -> tuple[Any, ...]:
         return tuple(self.values.to_pylist())
 
@@ -88,7 +88,7 @@ class Predicate:
         except (OverflowError, ValueError):
             return self.values[0].cast(core.number_type(self.type)).as_py()
 
-    @cached_property
+    @CachedProperty
     def keys(self) -> tuple[bytes, ...] | None:
         """The constants key-encoded, for comparison with zone maps; None for lists."""
         if not core.may_be_key(self.type):

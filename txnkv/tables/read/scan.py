@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -27,7 +26,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
-from txnkv.storage import go_on, submitted
+from txnkv.storage import CachedProperty, go_on, submitted
 from txnkv.tables.read.point import find_range, find_rows
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
@@ -137,7 +136,7 @@ class Plan:
 
     # -- one block ---------------------------------------------------------------------
 
-    @cached_property
+    @CachedProperty
     def _large(self) -> bool:
         return sum(part.size for part in self.parts) > LARGE_READ
 

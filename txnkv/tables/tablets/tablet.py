@@ -27,13 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import EPOCH, GATE, READ_ID, Store, brief, new_rlock
+from txnkv.storage import EPOCH, GATE, READ_ID, CachedProperty, Store, brief, new_rlock
 from txnkv.tables import table_history
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
@@ -77,22 +76,22 @@ class TabletState:
     infos: tuple[RowSetInfo, ...]
     memory: core.MemRowSet
 
-    @cached_property
+    @CachedProperty
     def unresolved(self) -> tuple[RowSetInfo, ...]:
         """Those that hide rows of others by key, latest first."""
         return tuple(sorted((i for i in self.infos if not i.resolved), key=_latest_first))
 
-    @cached_property
+    @CachedProperty
     def settled(self) -> tuple[RowSetInfo, ...]:
         """Rows whose own stamps and deletes say who sees them, latest first."""
         return tuple(sorted((i for i in self.infos if i.resolved), key=_latest_first))
 
-    @cached_property
+    @CachedProperty
     def highest(self) -> Timestamp:
         """The highest insert stamp of all; 0 when there are no row sets."""
         return max((i.stamp for i in self.infos if i.stamp is not None), default=Timestamp(0))
 
-    @cached_property
+    @CachedProperty
     def newest(self) -> int:
         """The highest stamp of an insert or a delete in a row set; 0 when there are none."""
         return max((max(i.stamp or 0, i.max_delete) for i in self.infos), default=0)
@@ -101,7 +100,7 @@ class TabletState:
         """The row sets that a snapshot sees, in the order in which a key is looked for."""
         return self.every_step if snapshot >= self.highest else _steps(*self.seen_at(snapshot))
 
-    @cached_property
+    @CachedProperty
     def every_step(self) -> tuple[Step, ...]:
         """The same for a snapshot that sees all of them."""
         return _steps(self.unresolved, self.settled)

@@ -14,7 +14,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from txnkv.errors import (
     RowError,
     TxnkvError,
 )
-from txnkv.storage import brief
+from txnkv.storage import CachedProperty, brief
 from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.commit import validate
 from txnkv.tables.operations import (
@@ -102,7 +102,7 @@ class SmallWrites(core.Writes):
         own = self._tables, self._row, self._reads
         return SmallWrites(*own, transactional=self._transactional)
 
-    @cached_property
+    @CachedProperty
     def _view(self) -> ReadView:
         return ReadView(self._row.snapshot_ts, reads=self._reads)
 

@@ -11,8 +11,7 @@ what comes after it is there later, so the commit makes it durable, and without 
 Memory is checked at the commit point against what status.db has, where another process wrote there
 since the first ack (`HeldAcks.version`): of two transactions that have one message one commits.
 
-Outside of a transaction acks wait here for the flush; nothing can refuse them. Beside more than one
-small commit holds they are rows too, that give nothing back where it fails (`ack_rows.PLAIN`).
+Outside of a transaction nothing can refuse acks; in a large one they are rows (`ack_rows.PLAIN`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from txnkv import core
 from txnkv.core import JSON, cast, column_type, element_type, parse_type, require_valid, type_name
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaError
+from txnkv.storage import CachedProperty
 
 RESERVED: Final = ("key", "headers", "timestamp", "partition", "offset", "txn_id")
 """Names of what a message has beside its value; no column of a value is called so, in any case."""
@@ -330,12 +331,12 @@ class ValueCodec:
         """Return the number of a value's schema; None when the topic has none of it."""
         return self._heads.get(value[: core.VALUE_HEAD])
 
-    @cached_property
+    @CachedProperty
     def _heads(self) -> dict[bytes, int]:
         """The numbers of schemas by what their values begin with."""
         return {each.layout.head: number for number, each in enumerate(self._stages, 1)}
 
-    @cached_property
+    @CachedProperty
     def _fills(self) -> list[dict[str, Any]]:
         """By schema: what its values have in the columns of the last one, which it lacks perhaps.
 
