@@ -3,7 +3,9 @@
 The first to come leads: it commits one group, all who wait when it has the write lock, then
 passes the lead on to the first of those who came meanwhile. Each thread sleeps on a lock of its
 own and is woken once, to lead or to go on with its answer. Futures are led by a thread of the
-library, and completed by it where a brief call leads: their callbacks are the program's.
+library, and completed by it where a brief call leads: their callbacks are the program's. What they
+do holds nobody up: who comes takes the lead over from a thread that has not begun with it, and that
+thread gives its post to another before it waits for a commit.
 
 Whoever has a deadline does not wait for the write lock itself: when it is not free, that thread
 leads instead. What is still in the queue at its deadline is taken out and never written; what was
@@ -17,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +37,8 @@ from txnkv.storage import BusyError, clock, is_calm, new_baton, new_lock, patien
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
+_LATE: Final = 0.05
+"""Seconds after which a thread that has not begun to lead has another take its post."""
 
 
 class SmallCommit(NamedTuple):
@@ -114,7 +119,10 @@ class CommitQueue:
         self._queue: deque[CommitRequest] = deque()
         self._mutex = new_lock()
         self._leading = False
+        self._due = False  # the library's thread is to lead, and has not begun
         self._committer: ThreadPoolExecutor | None = None
+        self._thread: int | None = None  # the committer's
+        self._tasks: deque[tuple[float, Callable[[], object]]] = deque()  # with when they came
 
     def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
         """Take a commit into the queue; where nobody leads, this thread does: it has ended then,
@@ -126,7 +134,8 @@ class CommitQueue:
                 waiting.wake = new_baton()
             self._queue.append(waiting)
             waiting.leads, self._leading = not self._leading, True
-        if waiting.leads:
+            leads, self._due = waiting.leads or self._due, False
+        if leads:
             self._lead(wait=deadline is None and not is_calm())
         return waiting
 
@@ -146,7 +155,7 @@ class CommitQueue:
         if next_one is not None and next_one.wake is not None:
             next_one.wake.release()
         elif next_one is not None:
-            self.on_thread(self._lead)
+            self._lead_on_thread()
 
     def outcome(self, waiting: CommitRequest, deadline: int | None = None) -> Timestamp:
         """Wait for the end of what was offered; raises what refused it.
@@ -167,11 +176,13 @@ class CommitQueue:
         """Commit as `run` does, without waiting. The future cannot be cancelled."""
         future: Future[Timestamp] = Future()
         future.set_running_or_notify_cancel()
+        waiting = CommitRequest(commit, future)
         with self._mutex:
-            self._queue.append(CommitRequest(commit, future))
+            self._queue.append(waiting)
             leads, self._leading = not self._leading, True
+        self._replace_thread(waiting.began - _LATE)
         if leads:
-            self.on_thread(self._lead)
+            self._lead_on_thread()
         return future
 
     def take(self, group: list[CommitRequest]) -> None:
@@ -185,6 +196,7 @@ class CommitQueue:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
+        self._replace_thread()
         while self._leading:
             time.sleep(0.001)
         if self._committer is not None:
@@ -193,6 +205,7 @@ class CommitQueue:
     def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
+        self._replace_thread()
         seconds = patience()
         if seconds is None and deadline is not None:
             seconds = max(deadline - clock.monotonic_micros(), 0) / 1e6
@@ -221,16 +234,66 @@ class CommitQueue:
             fn()
 
     def _handed(self, fn: Callable[[], object]) -> bool:
-        if self._committer is None:
+        self._tasks.append(task := (time.monotonic(), fn))
+        if not self._thread_called():
+            with suppress(ValueError):  # another thread has taken it
+                self._tasks.remove(task)
+                return False
+        return True
+
+    def _thread_called(self) -> bool:
+        committer = self._committer
+        if committer is None:
             with self._mutex:
-                if self._committer is None:
-                    self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
+                committer = self._committer
+                if committer is None:
+                    committer = self._committer = ThreadPoolExecutor(
+                        1, thread_name_prefix="txnkv-commit", initializer=self._begin_thread
+                    )
         try:
-            self._committer.submit(fn)
+            committer.submit(self._do_task)
         except RuntimeError:
             self._committer = None  # what it has in its own queue, it never does
             return False
         return True
+
+    def _begin_thread(self) -> None:
+        self._thread = threading.get_ident()
+
+    def _do_task(self) -> None:
+        try:
+            fn = self._tasks.popleft()[1]
+        except IndexError:  # the thread was replaced, and the other has done it
+            return
+        fn()
+
+    def _replace_thread(self, before: float = 0.0) -> None:
+        """Have another thread do what waits for the library's, where that one is this, or has not
+        come to what it was given before `before`, monotonic seconds: a callback holds it.
+        """
+        if threading.get_ident() != self._thread:
+            try:
+                if self._tasks[0][0] >= before:
+                    return
+            except IndexError:
+                return
+        with self._mutex:
+            former, self._committer, self._thread = self._committer, None, None
+        if former is not None:
+            former.shutdown(wait=False)
+        for _ in range(len(self._tasks)):
+            if not self._thread_called():
+                self._do_task()
+
+    def _lead_on_thread(self) -> None:
+        self._due = True
+        self.on_thread(self._lead_when_due)
+
+    def _lead_when_due(self) -> None:
+        with self._mutex:
+            due, self._due = self._due, False
+        if due:
+            self._lead()
 
     def _lead(self, *, wait: bool = True) -> bool:
         """Commit one group, then pass the lead on to who came meanwhile.
@@ -258,7 +321,7 @@ class CommitQueue:
                     first = self._queue[0]  # the caller's, that may be withdrawn now
                     first.leads = False
                     first.wake = first.wake or new_baton()
-                self.on_thread(self._lead)
+                self._lead_on_thread()
             else:
                 asked: list[CommitRequest] = []
                 for waiting in group:
