@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -159,61 +157,3 @@ def test_a_disk_that_fails_is_told_to_each(client: txnkv.Client, table: txnkv.Ta
             assert client.transaction_state(error.txn_id) is ABORTED
     assert any(future.exception() for future in futures)
     assert table.count() == sum(future.exception() is None for future in futures)
-
-
-def _in_a_callback(txn: txnkv.Transaction, fn: Callable[[], object]) -> Future[object]:
-    """The outcome of a callback of the transaction's commit that calls `fn`."""
-    answer: Future[object] = Future()
-    go_on = threading.Event()
-
-    def callback(_: object) -> None:
-        try:
-            answer.set_result(fn())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    arm("status.before_commit", lambda: go_on.wait(30))  # else it is called here
-    txn.commit_async().add_done_callback(callback)
-    disarm()
-    go_on.set()
-    return answer
-
-
-@pytest.mark.parametrize("way", ["commit", "commit_async", "upsert", "close"])
-def test_a_callback_may_commit_too(client: txnkv.Client, table: txnkv.Table, way: str) -> None:
-    """Whoever waits for the thread that it holds is led by another."""
-
-    def act() -> object:
-        others = [_begin(client, table, 100 + at).commit_async() for at in range(3)]
-        if way == "commit":
-            return _begin(client, table, 1000).commit(), others
-        if way == "commit_async":
-            return _begin(client, table, 1000).commit_async().result(30), others
-        if way == "upsert":
-            return table.upsert({"id": 1000, "v": "x"}), others
-        return client.close(), others
-
-    found = _in_a_callback(_begin(client, table, 1), act).result(60)
-    assert isinstance(found, tuple)
-    assert len({other.result(30) for other in found[1]}) == 3
-    if way != "close":
-        assert table.count() == 5
-
-
-def test_a_callback_that_is_slow_holds_nobody_up(client: txnkv.Client, table: txnkv.Table) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow() -> bool:
-        begun.set()
-        return go_on.wait(60)
-
-    answer = _in_a_callback(_begin(client, table, 1), slow)
-    assert begun.wait(30)
-    behind = _begin(client, table, 2).commit_async()
-    table.upsert({"id": 3, "v": "x"})
-    time.sleep(0.1)  # what waits for the thread has waited for long
-    assert _begin(client, table, 4).commit_async().result(30) > behind.result(30)
-    assert [_begin(client, table, id).commit_async().result(30) for id in range(5, 10)]
-    assert not answer.done()
-    go_on.set()
-    assert answer.result(30)

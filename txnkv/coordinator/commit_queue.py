@@ -18,8 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +32,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, is_calm, new_baton, new_lock, patience
+from txnkv.storage import BusyError, TaskThread, clock, is_calm, new_baton, new_lock, patience
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
@@ -120,9 +119,7 @@ class CommitQueue:
         self._mutex = new_lock()
         self._leading = False
         self._due = False  # the library's thread is to lead, and has not begun
-        self._committer: ThreadPoolExecutor | None = None
-        self._thread: int | None = None  # the committer's
-        self._tasks: deque[tuple[float, Callable[[], object]]] = deque()  # with when they came
+        self._thread = TaskThread("txnkv-commit")
 
     def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
         """Take a commit into the queue; where nobody leads, this thread does: it has ended then,
@@ -180,7 +177,7 @@ class CommitQueue:
         with self._mutex:
             self._queue.append(waiting)
             leads, self._leading = not self._leading, True
-        self._replace_thread(waiting.began - _LATE)
+        self._thread.replace(waiting.began - _LATE)
         if leads:
             self._lead_on_thread()
         return future
@@ -196,16 +193,15 @@ class CommitQueue:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
-        self._replace_thread()
+        self._thread.replace()
         while self._leading:
             time.sleep(0.001)
-        if self._committer is not None:
-            self._committer.shutdown(wait=True)
+        self._thread.close()
 
     def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
-        self._replace_thread()
+        self._thread.replace()
         seconds = patience()
         if seconds is None and deadline is not None:
             seconds = max(deadline - clock.monotonic_micros(), 0) / 1e6
@@ -230,60 +226,8 @@ class CommitQueue:
 
     def on_thread(self, fn: Callable[[], object]) -> None:
         """Call on the library's thread; where none is to be had, here."""
-        if not self._handed(fn):
+        if not self._thread.hand(fn):
             fn()
-
-    def _handed(self, fn: Callable[[], object]) -> bool:
-        self._tasks.append(task := (time.monotonic(), fn))
-        if not self._thread_called():
-            with suppress(ValueError):  # another thread has taken it
-                self._tasks.remove(task)
-                return False
-        return True
-
-    def _thread_called(self) -> bool:
-        committer = self._committer
-        if committer is None:
-            with self._mutex:
-                committer = self._committer
-                if committer is None:
-                    committer = self._committer = ThreadPoolExecutor(
-                        1, thread_name_prefix="txnkv-commit", initializer=self._begin_thread
-                    )
-        try:
-            committer.submit(self._do_task)
-        except RuntimeError:
-            self._committer = None  # what it has in its own queue, it never does
-            return False
-        return True
-
-    def _begin_thread(self) -> None:
-        self._thread = threading.get_ident()
-
-    def _do_task(self) -> None:
-        try:
-            fn = self._tasks.popleft()[1]
-        except IndexError:  # the thread was replaced, and the other has done it
-            return
-        fn()
-
-    def _replace_thread(self, before: float = 0.0) -> None:
-        """Have another thread do what waits for the library's, where that one is this, or has not
-        come to what it was given before `before`, monotonic seconds: a callback holds it.
-        """
-        if threading.get_ident() != self._thread:
-            try:
-                if self._tasks[0][0] >= before:
-                    return
-            except IndexError:
-                return
-        with self._mutex:
-            former, self._committer, self._thread = self._committer, None, None
-        if former is not None:
-            former.shutdown(wait=False)
-        for _ in range(len(self._tasks)):
-            if not self._thread_called():
-                self._do_task()
 
     def _lead_on_thread(self) -> None:
         self._due = True
@@ -329,7 +273,7 @@ class CommitQueue:
                     waiting.ended = True
                     if waiting.future is not None:
                         asked.append(waiting)
-                if asked and is_calm() and self._handed(partial(_tell, asked)):
+                if asked and is_calm() and self._thread.hand(partial(_tell, asked)):
                     asked = []
                 self.pass_on()
                 for waiting in group:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
-from txnkv.storage import new_rlock
+from txnkv.storage import TaskThread, new_rlock
 from txnkv.transaction import (
     BUFFER_BYTES,
     FlushMode,
@@ -443,19 +443,21 @@ class Committer:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._waiting: deque[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = deque()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="txnkv-remote")
+        self._thread = TaskThread("txnkv-remote")
 
     def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
         """Have a transaction committed, after these calls of it."""
         found: Future[Timestamp] = Future()
         found.set_running_or_notify_cancel()
         self._waiting.append((txn, calls, found))
-        self._thread.submit(self._send)
+        self._thread.replace()
+        if not self._thread.hand(self._send):
+            self._send()
         return found
 
     def close(self) -> None:
         """Wait for what is on its way."""
-        self._thread.shutdown()
+        self._thread.close()
 
     def _send(self) -> None:
         parts: list[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = []

@@ -88,6 +88,7 @@ from txnkv.storage.runtime_file import CHANGE
 from txnkv.storage.status_db import StatusDatabase
 from txnkv.storage.store import Store, require_same
 from txnkv.storage.threads import (
+    TaskThread,
     WhenDropped,
     brief,
     caller,

@@ -62,8 +62,9 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, wraps
 from queue import SimpleQueue
@@ -249,6 +250,78 @@ def submitted(pool: Executor, fn: Callable[..., T], *args: Any) -> Future[T]:
         return pool.submit(fn, *args)
     except RuntimeError:
         return done_here(fn, *args)
+
+
+class TaskThread:
+    """A thread that does tasks in their order, callbacks of the program among them: another takes
+    its place while it is held by one (`replace`).
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mutex = new_lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._ident: int | None = None
+        self._tasks: deque[tuple[float, Callable[[], object]]] = deque()  # with when they came
+
+    def hand(self, task: Callable[[], object]) -> bool:
+        """Have a task done; False where no thread is to be had: it is not."""
+        self._tasks.append(waiting := (time.monotonic(), task))
+        if not self._wake():
+            with suppress(ValueError):  # another has taken it
+                self._tasks.remove(waiting)
+                return False
+        return True
+
+    def replace(self, before: float = 0.0) -> None:
+        """Have another thread do what waits, where this one is it, or where it has not come to what
+        it was given before `before`, monotonic seconds.
+        """
+        if _here() != self._ident:
+            try:
+                if self._tasks[0][0] >= before:
+                    return
+            except IndexError:
+                return
+        with self._mutex:
+            former, self._pool, self._ident = self._pool, None, None
+        if former is not None:
+            former.shutdown(wait=False)
+        for _ in range(len(self._tasks)):
+            if not self._wake():
+                self._do()
+
+    def close(self) -> None:
+        """Wait until what it was given is done."""
+        self.replace()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _wake(self) -> bool:
+        if (pool := self._pool) is None:
+            with self._mutex:
+                pool = self._pool = self._pool or ThreadPoolExecutor(
+                    1, thread_name_prefix=self._name, initializer=self._begin
+                )
+        try:
+            pool.submit(self._do)
+        except RuntimeError:
+            self._pool = None  # what it has in its own queue, it never does
+            return False
+        return True
+
+    def _begin(self) -> None:
+        self._ident = _here()
+
+    def _do(self) -> None:
+        try:
+            task = self._tasks.popleft()[1]
+        except IndexError:  # the thread that took the place has done it
+            return
+        task()
 
 
 def shielded(fn: Callable[P, T]) -> Callable[P, T]:
