@@ -436,7 +436,8 @@ class Consumer(Closing):
 
     def _waiting(self, until: int | None) -> Waiting | None:
         """A wait for messages of this consumer; None: it is done on another host."""
-        return Waiting(self._engine.watch, until, self._require_open)
+        check, concerned = self._require_open, self._is_concerned
+        return Waiting(self._engine.watch, until, check, is_concerned=concerned)
 
     def _wait(self, most: int, waiting: Waiting) -> _Parts:
         try:
@@ -459,6 +460,15 @@ class Consumer(Closing):
         self._ends.look()
         is_ahead, partitions = self._ends.is_ahead, self._partitions
         return any(is_ahead(partitions[each].id, read) for each, read in self._readers.items())
+
+    @brief
+    def _is_concerned(self) -> bool:
+        """Tell whether the next look may find something; in whichever thread."""
+        if self._whole is not None or self._engine.current(self._topic) is not self._topic:
+            return True
+        self._ends.look()
+        ends, ids = self._ends, self._topic.partitions
+        return any(ends.has_new(ids[number], read) for number, read in self._readers.items())
 
     @brief
     def _gather(self, most: int) -> _Parts:

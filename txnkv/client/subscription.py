@@ -259,6 +259,7 @@ class Subscription(Closing):
             self._check,
             (info.id, group) if info.type in MANY else None,
             each_its_own=info.type == KEY_SHARED,
+            is_concerned=self._is_concerned,
         )
 
     def __iter__(self) -> Iterator[Message]:
@@ -371,6 +372,11 @@ class Subscription(Closing):
     def _check(self) -> bool:
         self._require_open()
         return self._reader.stirred()
+
+    @brief
+    def _is_concerned(self) -> bool:
+        reader = self._reader
+        return not isinstance(reader, ExclusiveReader) or reader.is_concerned()
 
     @brief
     def _is_pending(self) -> bool:

@@ -203,16 +203,17 @@ class Watch:
             return
         self.noticed = now
         waiting = self._all()
-        concerned = [each for each in waiting if each.is_new(now)]
+        self._wake_in_turn(each for each in waiting if each.is_new(now))
         if is_round:
             self._next_round = due + _ROUND
+            stirred = []
             for each in waiting:
                 try:
                     if each.is_stirred():
-                        concerned.append(each)
+                        stirred.append(each)
                 except TxnkvError:  # not what a handler raises
                     self._wake(each)
-        self._wake_in_turn(concerned)
+            self._wake_in_turn(stirred)
 
     def pass_on(self, waiting: Waiting, *, leaves: bool) -> None:
         """One of a group has looked: it is the turn of another."""
@@ -292,6 +293,8 @@ class Waiting:
             there that no change shows; what it raises ends the wait.
         group: of which one looks at a time; None: it looks whenever something changes.
         each_its_own: what one of the group does not find another may.
+        is_concerned: called in whichever thread when the store has changed: whether there may be
+            something new for this one. Where it raises, a look is to meet that.
 
     Attributes:
         seen: the state of the store at the last look.
@@ -307,8 +310,10 @@ class Waiting:
         group: Hashable | None = None,
         *,
         each_its_own: bool = False,
+        is_concerned: Callable[[], bool] = lambda: True,
     ) -> None:
         self._watch = watch
+        self._is_concerned = is_concerned
         self._until = until
         self._check = check
         self.group, self.each_its_own = group, each_its_own
@@ -376,11 +381,17 @@ class Waiting:
 
     def is_behind(self, now: tuple[int, Timestamp]) -> bool:
         """Tell whether the store has changed since `mark`."""
-        return now != self.seen
+        return now != self.seen and self._may_find()
 
     def is_new(self, now: tuple[int, Timestamp]) -> bool:
         """Tell whether the store has changed since `mark`, or is about to."""
-        return now != self.seen or now[0] & 1 == 1
+        return (now != self.seen or now[0] & 1 == 1) and self._may_find()
+
+    def _may_find(self) -> bool:
+        try:
+            return self._is_concerned()
+        except Exception:
+            return True
 
     def is_stirred(self) -> bool:
         """Tell whether something may be there that no change shows; raise what ends the wait."""

@@ -137,6 +137,124 @@ def test_what_no_change_shows_wakes_whom_it_concerns(
     send(client, "end", topic="other")
 
 
+# -- whom a change concerns ------------------------------------------------------------
+
+ACK_BY_TOKEN = """
+joined = txnkv.Transaction.deserialize(client, token)
+joined.ack(info, id)
+joined.flush()
+"""
+
+
+class Polls:
+    """A consumer that receives as a subscription does."""
+
+    def __init__(self, topic: txnkv.Topic) -> None:
+        self.consumer = topic.consumer()
+
+    def receive(self, timeout: float | None) -> txnkv.Message:
+        return self.consumer.poll(timeout=timeout)[0]
+
+
+def waiter(topic: txnkv.Topic, kind: str) -> Any:
+    return Polls(topic) if kind == "consumer" else topic.subscribe("s")
+
+
+@pytest.mark.parametrize("kind", ["consumer", "subscription"])
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_change_elsewhere_wakes_nobody(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    receivers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    leads: bool,
+) -> None:
+    """Of fifty that waited each looked at each commit, and the last began 8 ms later."""
+    there = waiter(topic, kind)
+    looks: list[int] = []
+    looking, name = (there.consumer, "_gather") if kind == "consumer" else (there, "_take")
+    real = getattr(looking, name)
+
+    def look(most: int) -> Any:
+        looks.append(most)
+        return real(most)
+
+    monkeypatch.setattr(looking, name, look)
+    other = client.create_topic("other").subscribe("s")
+    client.create_topic("third")
+    watch = internals.topics(client).watch
+    if leads:
+        found = receivers(there)
+        until(lambda: watch._leader is not None)
+    else:
+        receivers(other)
+        until(lambda: watch._leader is not None)
+        found = receivers(there)
+        until(lambda: asleep(client) == 1)
+    before = len(looks)
+    for _ in range(5):
+        send(client, "elsewhere", topic="third")
+        until(lambda: watch.noticed == watch.now())
+    assert len(looks) == before
+    assert not found
+    send(client, "here")
+    until(lambda: bool(found))
+    assert found[0].value == b"here"
+    send(client, "end", topic="other")
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "event"),
+    [
+        *(("consumer", event) for event in ("message", "partition", "topic")),
+        *(("subscription", event) for event in ("message", "partition", "topic", "dropped", "ack")),
+    ],
+)
+def test_nobody_sleeps_through_what_concerns_it(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    receivers: Any,
+    elsewhere: Any,
+    kind: str,
+    event: str,
+    leads: bool,
+) -> None:
+    there = waiter(topic, kind)
+    txn = client.new_transaction()
+    if event == "ack":  # by another process, and given back
+        send(client, "back")
+        elsewhere(ACK_BY_TOKEN, token=str(txn.serialize()), info=there.info, id=take(there).id)
+    watch = internals.topics(client).watch
+    if not leads:
+        receivers(client.create_topic("other").subscribe("s"))
+        until(lambda: watch._leader is not None)
+    found = receivers(there)
+    until(lambda: asleep(client) == 1 if not leads else watch._leader is not None)
+    if event == "message":
+        elsewhere("client.topic('events').producer().send(b'x').result(60)")
+    elif event == "partition":
+        elsewhere(
+            "client.topic('events').alter(partitions=2)\n"
+            "with client.transaction() as txn: txn.send('events', b'x', partition=1)"
+        )
+    elif event == "topic":
+        elsewhere("client.drop_topic('events')")
+    elif event == "dropped":
+        elsewhere("client.topic('events').drop_subscription('s')")
+    else:
+        txn.rollback()
+    until(lambda: bool(found))
+    if event in ("topic", "dropped"):
+        assert isinstance(found[0], txnkv.TxnkvError)
+        assert "dropped" in str(found[0])
+    else:
+        assert found[0].value == (b"back" if event == "ack" else b"x")
+    if not leads:
+        send(client, "end", topic="other")
+
+
 # -- groups ----------------------------------------------------------------------------
 
 

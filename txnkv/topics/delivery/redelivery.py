@@ -31,7 +31,7 @@ from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.read import FETCH_BYTES, CommitReader, OffsetReader, bounds
+from txnkv.topics.read import FETCH_BYTES, CommitReader, Ends, OffsetReader, bounds
 from txnkv.topics.subscription_catalog import dropped
 from txnkv.topics.topics import Partition, Topics
 
@@ -85,6 +85,10 @@ class PartitionSource:
     def pending(self) -> bool:
         """There were signs of messages that are on their way."""
         return self._reader.pending
+
+    def may_have_new(self, ends: Ends) -> bool:
+        """Tell whether there may be what the last `fill` did not find."""
+        return bool(self._ready) or ends.has_new(self.partition.id, self._reader)
 
     @property
     def position(self) -> int:
@@ -230,6 +234,10 @@ class CommitSource(PartitionSource):
     def pending(self) -> bool:
         """See `PartitionSource`."""
         return self._commits.pending or super().pending
+
+    def may_have_new(self, ends: Ends) -> bool:
+        """See `PartitionSource`: what was open may be committed."""
+        return True
 
     def fill(self) -> bool:
         """See `PartitionSource`."""
@@ -379,6 +387,8 @@ class ExclusiveReader(DeliveryReader):
         self._topics = topics
         self._state = state
         self._every = numbers is None
+        self._ends = Ends(topics, state.info.topic)
+        self._version = state.version  # as of the last look for messages
         self._sources: deque[PartitionSource] = deque()
         self._add_sources(range(len(state.info.topic.partitions)) if numbers is None else numbers)
 
@@ -406,6 +416,16 @@ class ExclusiveReader(DeliveryReader):
         """See `DeliveryReader`."""
         return self._state.something_back()
 
+    def is_concerned(self) -> bool:
+        """Tell whether a change of the store may be one for the next look; in whichever thread."""
+        state = self._state
+        self._topics.require_live(state.info.topic)
+        state.look()
+        if state.version != self._version or state.something_back():
+            return True
+        self._ends.look()
+        return any(source.may_have_new(self._ends) for source in tuple(self._sources))
+
     def _is_mine(self, message: Message) -> bool:
         partition_id = self._state.info.topic.partitions[message.partition]
         return self._state.deliverable(partition_id, message.offset)
@@ -420,6 +440,7 @@ class ExclusiveReader(DeliveryReader):
     def _gather(self, most: int) -> None:
         state, ready = self._state, self._ready
         state.look()
+        self._version = state.version
         if state.gone:
             self._topics.require_live(state.info.topic)
             raise dropped(state.info)
