@@ -24,7 +24,7 @@ TWINS = [
 ]
 
 INSIDE = {
-    "Client": "addresses attempts elsewhere end_sessions is_open outcome retries require_open "
+    "Client": "addresses attempts elsewhere renew_sessions is_open outcome retries require_open "
     "require_writable table_info timestamp_of topic_info writer info_of require_own",
     "Scan": "over",
     "Snapshot": "require_open",
@@ -32,7 +32,7 @@ INSIDE = {
     "GroupConsumer": "unpoll",
     "Subscription": "unreceive",
     "Producer": "hurry",
-    "Session": "discard end flush_for_commit flush_untold begin_anew keep waiting",
+    "Session": "discard end flush_for_commit flush_untold begin_anew keep look_anew waiting",
     "Transaction": "abort_for begin drop start_heart",
 }
 """Methods that the package calls, and users do not."""

@@ -83,7 +83,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
 BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
-        "end_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
+        "renew_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
         "claiming", "claims", "info_of", "require_own",
     },
     "table": {"name", "schema", "info", "indexes", "close"},
@@ -96,7 +96,7 @@ BY_ITSELF = {
     },
     "session": {
         "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end", "keep",
-        "flush_for_commit", "begin_anew", "flush_untold", "waiting",
+        "flush_for_commit", "begin_anew", "flush_untold", "look_anew", "waiting",
     },
     "topic": {"name", "partitions", "buffer", "value_schema", "info", "options", "close"},
     "consumer": {"partitions", "position", "seek", "unpoll", "close"},

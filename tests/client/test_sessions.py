@@ -73,6 +73,34 @@ def test_auto_background_writes_by_itself(
     session.close()
 
 
+@pytest.mark.parametrize("change", ["alter", "create_index", "another client is closed"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_change_of_others_leaves_the_timer(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    inside: bool,
+) -> None:
+    """Rows waited until the next call of the session, however long that took."""
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.3)
+    other = client.create_table("o", txnkv.Schema({"id": "int64", "n": "int64?"}, ["id"]))
+    txn = client.new_transaction() if inside else None
+    session = (client if txn is None else txn).new_session("auto_background")
+    session.insert(table, (1, None))
+    if change == "alter":
+        other.alter(add={"m": "int64?"})
+    elif change == "create_index":
+        client.create_index(other, ["n"])
+    else:
+        txnkv.connect(client.path).close()
+    until(lambda: not session.has_pending)
+    if txn is not None:
+        txn.commit()
+    assert table.count() == 1
+
+
 def test_auto_background_tells_of_its_errors_at_flush(
     client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

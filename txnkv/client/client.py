@@ -71,7 +71,7 @@ class Client(Connection, Closing):
         if self.is_open:
             close_producers(self)
             self.is_open = False
-            self.end_sessions()
+            self.renew_sessions(closed=True)
             instances.release(self.instance, self)
 
     # -- tables ------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def create_index(
     """Make an index; see `Client.create_index`."""
     engine = connection.instance.engine
     engine.add_index(table, columns, unique=unique)
-    connection.end_sessions()  # their next rows are written with entries
+    connection.renew_sessions()  # their next rows are written with entries
     fault_point("index.added")
     lock = MaintenanceLock(Path(connection.path) / "index.lock", through_forks=True)
     try:
@@ -129,7 +129,7 @@ def create_index(
                 _Build(connection, table, present, progress).run()
     finally:
         lock.close()
-    connection.end_sessions()
+    connection.renew_sessions()
     found = find_index(engine.current(table).schema, columns)
     if found is None:
         raise _dropped(table)
@@ -143,7 +143,7 @@ def drop_index(connection: Connection, table: TableInfo, columns: Sequence[str])
     found = find_index(schema, columns)
     if found is None or not engine.drop_index(table, found):
         raise lookup.no_index(replace(table, schema=schema), columns)
-    connection.end_sessions()
+    connection.renew_sessions()
 
 
 def _dropped(table: TableInfo) -> SchemaError:

@@ -220,7 +220,7 @@ class Table(Closing):
             lambda schema: altered(schema, change),
             kept="keep" if history == "keep" else seconds_of(history),
         )
-        self._connection.end_sessions()  # their next rows are checked by the new schema
+        self._connection.renew_sessions()  # their next rows are checked by the new schema
         return self.info.schema
 
     def __repr__(self) -> str:

@@ -153,8 +153,8 @@ class Endable(Protocol):
     def begin_anew(self) -> None:
         """Forget what a forked child inherited."""
 
-    def end(self) -> None:
-        """Let the next call find out that the client is closed."""
+    def look_anew(self, closed: object = None) -> None:
+        """Let the next call find out what has changed."""
 
 
 INHERITED: Final = weakref.WeakSet[Endable]()
@@ -309,16 +309,19 @@ class Connection:
         at.require_open()
         return at.timestamp
 
-    def end_sessions(self) -> None:
-        """Let the next row or message of a session find out that the client is closed."""
+    def renew_sessions(self, *, closed: bool = False) -> None:
+        """Let the next row or message of each session find out that a schema is another, or that
+        this client was closed: its sessions flush no more by themselves.
+        """
+        by = self if closed else None
         for session in self.sessions:
-            session.end()
+            session.look_anew(by)
         for known in list(self.instance.contexts.values()):
             context = known()
             if context is not None:
                 context.local.withdraw()
                 for one in context.sessions:
-                    one.end()
+                    one.look_anew(by)
 
 
 def require_time(at: Any) -> None:

@@ -52,8 +52,7 @@ FLUSH_MODES: Final = get_args(FlushMode)
 
 
 class Session(Closing):
-    """Writes rows and sends messages, in a transaction or, without one, each flush in a transaction
-    of its own.
+    """Writes rows and sends messages, in a transaction or, without one, each flush in its own.
 
     A row is a dict, a tuple in schema order or a dataclass. A column that a dict does not name
     has its default, or null, in a new row, and keeps its value in one that is there; None is
@@ -62,8 +61,7 @@ class Session(Closing):
     not fit, and with flush mode auto_sync RowErrors when the row is refused.
 
     In a transaction rows, messages and acknowledgements take effect at its commit, all or none.
-
-    Belongs to one thread at a time.
+    Without one, what waits is gone when it is dropped, or its client closed. For one thread.
 
     Args:
         connection: to the store.
@@ -449,11 +447,9 @@ class Session(Closing):
         with self._lock:
             self._rows.take()
         self._sending.discard()
-        self._short, self._acks, self._flushed = NO_SHORT_CUT, [], Outcome()
-        self._unsure = self._unsent = None
+        self._acks, self._flushed, self._unsure, self._unsent = [], Outcome(), None, None
         self._errors.forget()
-        if self._background is not None:
-            self._background.cancel()
+        self.end()
 
     def begin_anew(self) -> None:
         """Forget what a forked child inherited: its parent flushes what waits."""
@@ -463,9 +459,13 @@ class Session(Closing):
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out, and nothing else flushes."""
+        self.look_anew(self._connection)
+
+    def look_anew(self, closed: object = None) -> None:
+        """Have the next call find out what has changed; of a closed client no session flushes."""
         self._rows.table = None
         self._short = NO_SHORT_CUT
-        if self._background is not None:
+        if closed is self._connection and self._background is not None:
             self._background.cancel()
 
     def close(self) -> None:
