@@ -31,7 +31,11 @@ SLOW = {
     "client.test_callbacks": {"test_a_callback_that_is_slow_holds_nobody_up": IN_ORDER},
     "client.test_group_consumer": {},
     "client.test_operations": {},
-    "client.test_session_acks": {"test_acks_beside_many_rows_after_a_fault": FAULT},
+    "client.test_session_acks": {
+        "test_acks_beside_many_rows_after_a_fault": FAULT,
+        "test_messages_come_again_until_acks_beside_many_rows_are_written": FAULT,
+        "test_a_transaction_has_what_acks_beside_many_rows_want": FAULT,
+    },
     "client.test_sessions": {
         "test_close_writes_the_rest_however_many_are_gone": AT_ONCE,
         "test_an_abandoned_background_session_does_not_flush": INSIDE,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv import MessageId
 from txnkv.storage.faults import arm, disarm
 
 
@@ -119,3 +120,83 @@ def test_acks_beside_many_rows_after_a_fault(
     assert sub.receive(timeout=0) is None
     session.flush()
     assert (table.count(), sub.committed()) == (12_000, {0: 4})
+
+
+WAYS: dict[str, Any] = {
+    "exclusive": {},
+    "failover": {"type": "failover"},
+    "by commit": {"order": "commit"},
+    "counted": {"max_deliveries": 5},
+    "shared": {"type": "shared"},
+    "key_shared": {"type": "key_shared"},
+}
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("kind", WAYS)
+def test_messages_come_again_until_acks_beside_many_rows_are_written(
+    client: txnkv.Client, table: txnkv.Table, kind: str, fails: bool
+) -> None:
+    """What was refused or first given meanwhile was never delivered, where the flush failed."""
+    topic = client.create_topic("e")
+    client.run(lambda txn: [txn.send(topic, f"{number}") for number in range(6)])
+    sub = topic.subscribe("s", redelivery_delay=0, **WAYS[kind])
+    taken = sub.receive_many(2, timeout=0)
+    acked = [taken[0], MessageId(0, 2), MessageId(0, 3)]
+    session = _many_rows_and_acks(client, table, sub, acked)
+    came: list[int] = []
+
+    def meanwhile() -> None:
+        disarm()
+        sub.nack(taken[0])
+        came.extend(message.offset for message in sub.receive_many(3, timeout=0))
+        with pytest.raises(txnkv.InvalidTxnStateError, match="pending"):
+            sub.seek(0, 0)
+        if fails:
+            raise MemoryError
+
+    arm("acks.registered", meanwhile)
+    if not fails:
+        session.flush()
+        assert sub.lag() == {0: 3}
+    else:
+        with pytest.raises(MemoryError):
+            session.flush()
+        assert sub.lag() == {0: 6}
+    came.extend(message.offset for message in sub.receive_many(9, timeout=0))
+    assert sorted(came) == [0, 2, 3, 4, 5]
+    if fails:
+        session.flush()
+    sub.close()
+    again = topic.subscribe("s", **WAYS[kind])
+    assert [message.offset for message in again.receive_many(9, timeout=0)] == [1, 4, 5]
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+@pytest.mark.parametrize("ends", ["before", "rollback", "commit"])
+def test_a_transaction_has_what_acks_beside_many_rows_want(
+    client: txnkv.Client, table: txnkv.Table, kind: str, ends: str
+) -> None:
+    """It was refused an ack that came to nothing, and nobody was given the message again."""
+    topic = client.create_topic("e")
+    client.run(lambda txn: [txn.send(topic, f"{number}") for number in range(3)])
+    sub = topic.subscribe("s", **WAYS[kind])
+    messages = sub.receive_many(3, timeout=0)
+    session = _many_rows_and_acks(client, table, sub, messages)
+    txn = client.new_transaction()
+    txn.serialize()
+
+    def meanwhile() -> None:
+        disarm()
+        txn.ack(sub, messages[1])
+        if ends == "before":
+            txn.commit()
+
+    arm("acks.registered", meanwhile)
+    session.flush()
+    if ends != "before":
+        assert sub.committed() == {0: 1}
+        getattr(txn, ends)()
+    assert sub.committed() == {0: 1 if ends == "rollback" else 3}
+    found = [message.offset for message in sub.receive_many(3, timeout=0)]
+    assert found == ([1] if ends == "rollback" else [])

@@ -30,6 +30,8 @@ There is one rule, for rows and for memory (`refuse`):
                          or when the transaction itself holds it, or a position not below it
 
 A plain ack meets a pending one: what is pending stays so, and the plain ack goes for the rest.
+Many rows beside plain acks make rows of these too (`PLAIN`), for the commit point to find: they
+keep no message from anybody, as it is delivered again where the write comes to nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ import apsw
 from txnkv.coordinator import one
 from txnkv.errors import AckConflictError
 from txnkv.storage import Store, clock
-from txnkv.topics.ranges import Ranges
+from txnkv.topics.ranges import Held, Ranges
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 
 
@@ -239,7 +241,7 @@ def bump(cur: apsw.Cursor, subscription_id: int) -> None:
 
 CUMULATIVE = -1
 PLAIN: Final = -1
-"""Stands for the hold of acks outside of transactions: where they fail, nothing is returned."""
+"""Stands for the hold of acks outside of transactions. They hold nothing until they commit."""
 
 
 class Holder(NamedTuple):
@@ -298,22 +300,29 @@ def pending(
     first: int = 0,
     last: int = 1 << 62,
     *,
-    but: int | None = None,
+    plain: bool = False,
 ) -> list[Pending]:
-    """List what overlaps [first, last), of one partition or all; what the dead held is left out,
-    and what has the hold `but`.
+    """List what overlaps [first, last), of one partition or all; with `plain`, what is PLAIN, too.
+    What the dead held is left out.
     """
     found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2) "
-        "AND first < ?4 AND last > ?3 AND (?5 IS NULL OR hold IS NOT ?5)",
-        (subscription_id, partition_id, first, last, but),
+        "AND first < ?4 AND last > ?3 AND (?5 OR hold IS NOT ?6)",
+        (subscription_id, partition_id, first, last, plain, PLAIN),
     ).fetchall()
     return [
         Pending(id, max(low, 0), high, txn_id)
         for id, low, high, txn_id, stored, slot, start, expires in found
         if stored or _lives(store, slot, start, expires)
     ]
+
+
+def leave_pending(cur: apsw.Cursor, store: Store, subscription_id: int, wanted: Held) -> None:
+    """Take out of `wanted` what transactions hold."""
+    for row in pending(cur, store, subscription_id):
+        if row.txn_id > 0 and row.partition_id in wanted:
+            wanted[row.partition_id].remove(row.first, row.last)
 
 
 def _lives(store: Store, slot: int, start: int, expires: int | None) -> bool:
@@ -476,16 +485,22 @@ def count_pending(cur: apsw.Cursor, txn_id: int) -> int:
 # -- the end ---------------------------------------------------------------------------
 
 
-def apply_pending(cur: apsw.Cursor, txn_id: int) -> None:
+def apply_pending(cur: apsw.Cursor, store: Store, txn_id: int) -> None:
     """The transaction commits, in this SQLite transaction: what it holds is deleted."""
     found: list[Any] = cur.execute(
         "DELETE FROM pending_acks WHERE txn_id = ? "
-        "RETURNING subscription_id, partition_id, first, last",
+        "RETURNING subscription_id, partition_id, first, last, hold",
         (txn_id,),
     ).fetchall()
-    for subscription_id, partition_id, first, last in found:
-        delete_leased(cur, subscription_id, partition_id, max(first, 0), last)
-    for subscription_id in {row[0] for row in found}:
+    acked = defaultdict[int, Held](dict)
+    for subscription_id, partition_id, first, last, _ in found:
+        acked[subscription_id].setdefault(partition_id, Ranges()).add(max(first, 0), last)
+    for subscription_id, held in acked.items():
+        if found[0][4] == PLAIN:  # so are all
+            leave_pending(cur, store, subscription_id, held)
+        for partition_id, ranges in held.items():
+            for first, last in ranges:
+                delete_leased(cur, subscription_id, partition_id, first, last)
         bump(cur, subscription_id)
 
 
@@ -502,7 +517,7 @@ def delete_leased(
     delete(cur, subscription_id, partition_id, first, last)
 
 
-def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = True) -> bool:
+def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = True) -> None:
     """The transaction is aborted: what it holds is to be delivered again.
 
     What belongs to a `client.run` that goes on stays away from consumers until that has ended.
@@ -510,18 +525,13 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = Tru
     Args:
         stored: False: only what it had while it was small. A late finalizer must not take the
             acks of a transaction that has been stored since.
-
-    Returns:
-        Whether there was anything.
     """
     found: list[Any] = cur.execute(
         "SELECT subscription_id, partition_id, first, last, hold, slot, start FROM pending_acks "
-        "WHERE txn_id = ? AND stored <= ?",
-        (txn_id, stored),
+        "WHERE txn_id = ? AND stored <= ? AND hold IS NOT ?",
+        (txn_id, stored, PLAIN),
     ).fetchall()
     for subscription_id, partition_id, first, last, hold, slot, start in found:
-        if hold == PLAIN:
-            continue
         if hold is not None and store.runtime.slot_alive(slot, start):
             cur.execute(
                 "UPDATE OR REPLACE pending_acks SET txn_id = -txn_id, stored = 0, expires = NULL "
@@ -533,7 +543,6 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = Tru
     cur.execute("DELETE FROM pending_acks WHERE txn_id = ? AND stored <= ?", (txn_id, stored))
     for subscription_id in {row[0] for row in found}:
         bump(cur, subscription_id)
-    return bool(found)
 
 
 def end_hold(cur: apsw.Cursor, hold: int) -> None:
@@ -546,7 +555,7 @@ def end_hold(cur: apsw.Cursor, hold: int) -> None:
     _return_all(cur, found)
 
 
-def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> bool:
+def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
     """Give back what the memory of processes held that are dead, or was held past a deadline."""
     found: list[Any] = cur.execute(
         "SELECT DISTINCT txn_id, slot, start, expires FROM pending_acks "
@@ -563,7 +572,6 @@ def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> bool:
             ).fetchall()
             freed += gone
     _return_all(cur, freed)
-    return bool(freed)
 
 
 def _return_all(cur: apsw.Cursor, found: Iterable[tuple[int, int, int, int]]) -> None:

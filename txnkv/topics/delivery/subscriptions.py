@@ -230,10 +230,12 @@ class Subscriptions:
                 ack_rows.free_dead(cur, self._store, info.id)
                 # From here on no ack is made in memory until that has the new cursor, too.
                 free = state is None or state.take_partition(owner, partition.id)
-                if not free or ack_rows.pending(cur, self._store, info.id, partition.id):
+                if not free or ack_rows.pending(
+                    cur, self._store, info.id, partition.id, plain=True
+                ):
                     raise InvalidTxnStateError(
                         f"{info}: acknowledgements in partition {number} are pending in "
-                        "transactions that are open. End these, then seek"
+                        "transactions that are open, or flushes. End these, then seek"
                     )
                 ack_rows.seek(cur, info.id, partition.id, offset)
                 if info.type == KEY_SHARED:
@@ -386,7 +388,7 @@ class SubscriptionParticipants(Participants):
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
     ) -> None:
         """Delete what is pending."""
-        ack_rows.apply_pending(cur, row.txn_id)
+        ack_rows.apply_pending(cur, self._store, row.txn_id)
         fault_point("acks.applied")
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ what comes after it is there later, so the commit makes it durable, and without 
 Memory is checked at the commit point against what status.db has, where another process wrote there
 since the first ack (`HeldAcks.version`): of two transactions that have one message one commits.
 
-Outside of a transaction nothing can refuse acks; in a large one they are rows (`ack_rows.PLAIN`).
+Outside of a transaction nothing can refuse acks, and they keep no message from anybody until they
+are written; beside many rows they are rows for the commit point to find (`ack_rows.PLAIN`).
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class TransactionAcks:
                 wanted = acks.whole(acks.state.mark) if acks.positions else acks.held
                 self._delete(cur, acks, acks.state, wanted)
         if self._rows:
-            ack_rows.apply_pending(cur, self._row.txn_id)
+            ack_rows.apply_pending(cur, self._store, self._row.txn_id)
 
     def _delete(self, cur: apsw.Cursor, acks: HeldAcks, state: Exclusive, wanted: Held) -> None:
         acks.deleted = state.applied(wanted)
@@ -337,9 +338,7 @@ class TransactionAcks:
             for id, position in acks.positions.items():
                 named = acks.held.get(id, Ranges())
                 wanted[id].difference_update(state.unseen(id, position).minus(named))
-        for row in ack_rows.pending(cur, self._store, info.id, but=ack_rows.PLAIN):
-            if row.txn_id > 0 and row.partition_id in wanted:
-                wanted[row.partition_id].remove(row.first, row.last)
+        ack_rows.leave_pending(cur, self._store, info.id, wanted)
         return state, wanted
 
     def ended(self, committed: bool | None) -> None:
@@ -455,7 +454,6 @@ class TransactionAcks:
                 wanted = state.applied(state.take_plain(wanted, keep=False))
             for partition_id, ranges in wanted.items():
                 rows += self._write_rows(cur, acks.info, partition_id, ranges, None, True)
-            ack_rows.bump(cur, acks.info.id)
         return rows
 
     def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
