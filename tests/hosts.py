@@ -37,6 +37,7 @@ SLOW = {
         "test_a_transaction_has_what_acks_beside_many_rows_want": FAULT,
     },
     "client.test_sessions": {
+        "test_a_flush_in_whose_midst_others_end_its_transaction": FAULT,
         "test_close_writes_the_rest_however_many_are_gone": AT_ONCE,
         "test_an_abandoned_background_session_does_not_flush": INSIDE,
         "test_an_error_in_the_background_waits_for_a_call": INSIDE,

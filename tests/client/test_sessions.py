@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.storage.faults import arm, disarm
 
 MODES = ["manual", "auto_background", "auto_sync"]
 
@@ -535,3 +536,42 @@ def test_close_writes_what_is_of_others_than_several_that_are_gone(
     with pytest.raises(txnkv.TxnkvError, match=r"'(one|two)' was dropped"):
         session.close()
     assert table.get(1) is not None
+
+
+@pytest.mark.parametrize("what", ["table", "topic", "subscription", "abort"])
+def test_a_flush_in_whose_midst_others_end_its_transaction(
+    client: txnkv.Client, table: txnkv.Table, what: str
+) -> None:
+    """It spoke of a transaction, which its caller has not."""
+    other = client.create_table("other", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    topic = client.create_topic("e")
+    client.run(lambda txn: txn.send(topic, b"x"))
+    session = client.new_session(flush_mode="manual")
+    for id in range(12_000):
+        session.insert(table, (id, None))
+    session.insert(other, (1,))
+    session.send(topic, b"y")
+    session.ack(topic.subscribe("s"), txnkv.MessageId(0, 0))
+
+    def meanwhile() -> None:
+        disarm()
+        match what:
+            case "table":
+                client.drop_table("t")
+            case "topic":
+                client.drop_topic("e")
+            case "subscription":
+                topic.drop_subscription("s")
+            case "abort":
+                client.abort_transaction(client.transactions()[-1].id)
+
+    arm("stage.written", meanwhile)
+    if what == "abort":
+        assert session.flush().inserted == 12_001
+    else:
+        error = txnkv.TableNotFoundError if what == "table" else txnkv.TopicNotFoundError
+        with pytest.raises(error, match=r"'[tes]' .*was dropped"):
+            session.flush()
+        assert other.count() == 0
+        assert session.flush().inserted == (1 if what == "table" else 12_001)
+    assert other.count() == 1

@@ -179,6 +179,7 @@ def write_alone(
 
     Raises:
         TransactionConflictError: others were first, again and again.
+        InvalidTxnStateError: others aborted it, again and again, or it cannot run again.
         UnavailableError: the disk failed; nothing was written.
         CommitOutcomeUnknownError: the disk failed and fails; it was written whole or not at all,
             which its `ask` tells later.
@@ -194,7 +195,7 @@ def write_alone(
             contender.take()
             try:
                 return _attempt(instance, write)
-            except TransactionConflictError as error:
+            except (TransactionConflictError, InvalidTxnStateError) as error:
                 if not again or not error.retriable or attempt == _ATTEMPTS:
                     raise
             contender.lost()
@@ -240,6 +241,9 @@ def _attempt(
         if not _commit_small(context):
             _commit_large(context)
         return outcome
+    except InvalidTxnStateError as error:  # others ended it; the next try meets what they dropped
+        error.retriable = _abort(context)
+        raise
     except BaseException:
         _abort(context)
         raise
@@ -311,16 +315,21 @@ def _ask(error: Exception, committed: Callable[[], bool]) -> None:
         raise UnavailableError(f"{error.__cause__ or error}. Nothing was written") from error
 
 
-def _abort(context: TxnContext) -> None:
-    """On the way out of an error, which says more than what comes up here."""
+def _abort(context: TxnContext) -> bool:
+    """On the way out of an error, which says more than what comes up here. False: nobody knows
+    whether it is committed.
+    """
+    aborted = False
     with suppress(TxnkvError):
         if not context.stored:
             if context.local.open:
                 context.end(TxnState.ABORTED)
-            return
+            return True
         with suppress(InvalidTxnStateError):
             context.instance.coordinator.abort(context.row.txn_id, "the write failed")
+            aborted = True
         context.end(TxnState.ABORTED)
+    return aborted
 
 
 class Expiry:
