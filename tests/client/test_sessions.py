@@ -99,7 +99,7 @@ def test_a_change_of_others_leaves_the_timer(
     until(lambda: not session.has_pending)
     if txn is not None:
         txn.commit()
-    assert table.count() == 1
+    until(lambda: table.count() == 1)
 
 
 def test_auto_background_tells_of_its_errors_at_flush(

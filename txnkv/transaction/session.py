@@ -70,9 +70,8 @@ class Session(Closing):
             call is a flush; "auto_background": a thread flushes them, after a second or when they
             are 8,192 or half of `buffer_bytes`.
         rows: that wait already, of the transaction's own session.
-        buffer_bytes: about what rows and messages that wait may take. Once they do, mode "manual"
-            refuses more with InvalidTxnStateError until they are flushed, and "auto_background"
-            waits for its thread. None for no limit.
+        buffer_bytes: about what may wait; None for no limit. Beyond it mode "manual" refuses more
+            with InvalidTxnStateError until a flush, and "auto_background" waits for its thread.
     """
 
     def __init__(
@@ -459,14 +458,15 @@ class Session(Closing):
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out, and nothing else flushes."""
-        self.look_anew(self._connection)
+        self._rows.table, self._short = None, NO_SHORT_CUT
+        if self._background is not None:
+            self._background.cancel()
 
     def look_anew(self, closed: object = None) -> None:
         """Have the next call find out what has changed; of a closed client no session flushes."""
-        self._rows.table = None
-        self._short = NO_SHORT_CUT
-        if closed is self._connection and self._background is not None:
-            self._background.cancel()
+        self._rows.table, self._short = None, NO_SHORT_CUT
+        if closed is self._connection:
+            self.end()
 
     def close(self) -> None:
         """Flush and close.
