@@ -300,8 +300,11 @@ def test_what_is_refused(shop, tmp_path: Path) -> None:
             shop.backup(place)
         with pytest.raises(ValueError, match=str(place)):
             txnkv.restore(tmp_path / "b", place)
-    with pytest.raises(ValueError, match="lies in the store"):
-        shop.backup(tmp_path / "shop" / "b")
+    for make in (shop.backup, lambda place: txnkv.restore(tmp_path / "b", place)):
+        with pytest.raises(ValueError, match="lies in the store"):
+            make(tmp_path / "shop" / "b")
+    with pytest.raises(ValueError, match="lies in the backup"):
+        txnkv.restore(tmp_path / "b", tmp_path / "b" / "made")
     with pytest.raises(ValueError, match="bytes_per_second"):
         shop.backup(tmp_path / "c", bytes_per_second=0)
     with pytest.raises(txnkv.StoreNotFoundError):

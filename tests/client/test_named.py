@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
 from txnkv.client import attempts
 from txnkv.client.attempts import NAMES_TABLE
 from txnkv.errors import ProducerFencedError
+from txnkv.storage.faults import arm, disarm
 
 Connect = Callable[..., txnkv.Client]
 
@@ -59,6 +61,20 @@ def test_a_successor_ends_its_predecessor(
     second.commit()
     assert keys(client) == [3]
     assert subscription.receive(timeout=10) == message
+
+
+@pytest.mark.parametrize("point", ["stage.claimed", "stage.written"])
+def test_a_write_in_whose_midst_the_name_is_taken_says_so(
+    client: txnkv.Client, table: txnkv.Table, connect: Connect, point: str
+) -> None:
+    """It said that the transaction has ended, of no class that a program looks for."""
+    other = connect()
+    first = client.new_transaction(name="n")
+    arm(point, lambda: other.new_transaction(name="n"))
+    with pytest.raises(ProducerFencedError, match="another transaction 'n' has begun"):
+        first.write(table, pa.table({"id": range(20_000)}))
+    disarm()
+    assert keys(client) == []
 
 
 def test_a_client_whose_name_was_taken_begins_no_more(

@@ -64,6 +64,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.storage import (
+    LIST,
     STATUS,
     Backup,
     BackupWriter,
@@ -166,8 +167,6 @@ def back_up(
     if bytes_per_second is not None and not bytes_per_second > 0:
         raise ValueError(f"bytes_per_second={bytes_per_second}: a number above 0, or None")
     store, place = instance.store, place_of(dest, filesystem)
-    if isinstance(place, Path) and place.is_relative_to(store.directory.path):
-        raise ValueError(f"{place} lies in the store {store.directory.path}: name a folder outside")
     earlier = None if base is None else _earlier(base, filesystem, store)
     told, id = _Told(instance, progress), uuid4().hex
     with writing(place, earlier, told.add, bytes_per_second) as writer:
@@ -366,12 +365,15 @@ def restore(
         IncompatibleStoreError: `src` is something else, or a backup of a newer version.
         CorruptionError: a file of the backup is damaged or missing; it is named. Nothing was made.
             Also the list of one in the folder, unless `at` is the very timestamp of another.
-        ValueError: there is something at `dest`, or no folder can have that name, or `at` has no
-            time zone.
+        ValueError: there is something at `dest`, it lies in `src` or in a store, or no folder can
+            have that name; or `at` has no time zone.
         StorageFullError: no room; nothing is left of it.
         UnavailableError: another process restores to `dest`, or the disk failed.
     """
-    backup = _chosen(place_of(src, filesystem), at)
+    place, source = folder_at(dest), place_of(src, filesystem)
+    backup = _chosen(source, at)
+    if isinstance(source, Path) and place.is_relative_to(source) and (source / LIST).exists():
+        raise ValueError(f"{place} lies in the backup {source}: name a folder outside")
     total, done = 2 * backup.size, 0
 
     def told(count: int) -> None:
@@ -380,7 +382,6 @@ def restore(
         if progress is not None:
             progress(done, total)
 
-    place = folder_at(dest)
     with whole_folder(place, "a restored store") as folder, fetching(place) as fetched:
         backup.verify(told, fetched)
         if backup.content.get("kind") == DUMP:

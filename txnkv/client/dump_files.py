@@ -128,8 +128,6 @@ def _dump(
     def share(first: int, last: int) -> Callable[[int, int], None]:
         return lambda done, total: tell(first + (last - first) * done // max(total, 1), _PARTS)
 
-    if place.is_relative_to(instance.store.directory.path):
-        raise ValueError(f"{place} lies in the store {instance.store.directory.path}: name another")
     with whole_folder(place, "a dump") as folder:
         aside = folder / "aside"
         taken = back_up(instance, aside / "backup", None, share(0, 250), None)

@@ -482,6 +482,9 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
 
 
 def _require_free(place: Path, what: str) -> None:
+    for folder in place.parents:
+        if (folder / "FORMAT").is_file() and (folder / "status.db").is_file():
+            raise ValueError(f"{place} lies in the store {folder}: name a folder outside")
     if not os.path.lexists(place):
         return
     if not place.is_dir():

@@ -25,6 +25,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -35,7 +36,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.coordinator import TxnRow, partition_locks, status_table
-from txnkv.errors import InvalidTxnStateError
+from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
 from txnkv.storage import declare_fault_point, done_here, fault_point
 from txnkv.tables import table_catalog
 from txnkv.tables.operations import DELETES, PARTIAL
@@ -350,8 +351,13 @@ def _claim_and_encode(
 
 
 def _write(tables: Tables, scope: Scope, encoded: Sequence[EncodedRowSet], flight: _Flight) -> None:
-    for row_set in encoded:
-        put_row_set(row_set, _fenced(row_set.tablet, scope))
+    try:
+        for row_set in encoded:
+            put_row_set(row_set, _fenced(row_set.tablet, scope))
+    except InvalidTxnStateError:
+        with tables.store.status.read() as cur, suppress(TxnNotFoundError):
+            status_table.get_open(cur, scope.txn_id, "stage rows")  # says what ended it
+        raise
     fault_point("stage.written")
     written = [replace(row_set.info, checked_seq=flight.seen()) for row_set in encoded]
     ids = [info.id for info in written]
