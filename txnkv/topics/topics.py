@@ -7,7 +7,7 @@ partitions, the tails of all of them, and the waits for what comes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -143,6 +143,15 @@ class Look(NamedTuple):
     marker_end: int
 
 
+class _Ends:
+    """Next offsets as of a change number, by topic and partition, and who asked for them."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.found: dict[int, dict[int, int]] = {}
+        self.asked: set[int] = set()
+
+
 class Topics(Catalog[TopicInfo]):
     """The catalog of topics, their partitions, and what of them is in memory. Shared by threads.
 
@@ -165,6 +174,7 @@ class Topics(Catalog[TopicInfo]):
         self._lock = new_lock()
         self._partitions: dict[int, Partition] = {}
         self._looks: dict[int, tuple[int, Look]] = {}
+        self._ends = _Ends(None)
 
     def current(self, topic: TopicInfo) -> TopicInfo:
         """Return a topic with the options and partitions that it has now.
@@ -301,6 +311,29 @@ class Topics(Catalog[TopicInfo]):
             self._looks[partition_id] = (number, found)
         return found
 
+    def next_offsets(self, topic_id: int) -> Mapping[int, int]:
+        """Return the next offsets of a topic, by partition id; those that commits which are not
+        durable yet gave count. No I/O while nothing is committed in the store: who asks first then
+        reads for all that have asked since the change before, many perhaps that wait.
+        """
+        number, ends = self.store.runtime.change_number(), self._ends
+        wanted = {topic_id}
+        if number is None or number != ends.number:
+            wanted |= set() if number is None else ends.asked
+            ends = _Ends(number)
+        if topic_id not in ends.found:
+            with self.store.status.read(durable=False) as cur:
+                for id in wanted:
+                    ends.found[id] = dict(
+                        cur.execute(
+                            "SELECT id, next_offset FROM partitions WHERE topic_id = ?", (id,)
+                        )
+                    )
+            if number is not None:
+                self._ends = ends
+        ends.asked.add(topic_id)
+        return ends.found[topic_id]
+
     def behind(self, partition_id: int, high_watermark: int) -> bool:
         """Tell whether something that is decided lies at or above what a reader found: `complete`
         brings it within reach.
@@ -311,6 +344,6 @@ class Topics(Catalog[TopicInfo]):
 
     def after_fork_in_child(self) -> None:
         """Forget what the parent looks at."""
-        self._looks = {}
+        self._looks, self._ends = {}, _Ends(None)
         self.watch = Watch(self.store.runtime, self.log)
         self.local = LocalSubscriptions()

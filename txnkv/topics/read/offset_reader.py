@@ -40,7 +40,7 @@ that end, and need not be looked at, nor its environment be opened:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -569,29 +569,21 @@ class Ends:
     def __init__(self, topics: Topics, topic: TopicInfo) -> None:
         self._topics = topics
         self._topic = topic
-        self._known: tuple[int | None, dict[int, int]] = None, {}  # in one: others may look, too
+        self._offsets: Mapping[int, int] = {}
         # The log of a copy is written first, its next offset later.
         self._says_all = topic.options.replica_of is None
 
     @brief
     def look(self) -> None:
         """Read the next offsets as they are now; those of commits not durable yet are seen."""
-        store = self._topics.store
-        number = store.runtime.change_number()
-        if number is not None and number == self._known[0]:
-            return
-        with store.status.read(durable=False) as cur:
-            found = cur.execute(
-                "SELECT id, next_offset FROM partitions WHERE topic_id = ?", (self._topic.id,)
-            )
-            self._known = number, dict(found)
+        self._offsets = self._topics.next_offsets(self._topic.id)
 
     def has_new(self, partition_id: int, reader: PartitionReader) -> bool:
         """Tell whether there may be something that the last look of a reader did not find."""
         at = reader.empty_at
-        return at is None or not self._says_all or self._known[1].get(partition_id) != at
+        return at is None or not self._says_all or self._offsets.get(partition_id) != at
 
     def is_ahead(self, partition_id: int, reader: PartitionReader) -> bool:
         """Tell whether more was given than a reader's last look found: it is on its way."""
         at = reader.empty_at
-        return at is not None and self._known[1].get(partition_id, 0) > at
+        return at is not None and self._offsets.get(partition_id, 0) > at
