@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.tables.people import SCHEMA, batch, ids
 from txnkv.client import indexes
 from txnkv.tables.write import index_changes
@@ -22,6 +24,26 @@ def test_a_null_beside_a_value_is_found_by_no_index(client: txnkv.Client) -> Non
         for row in [(1, 1, None), (2, 1, 1), (3, None, None)]:
             session.insert(table, row)
     assert ids(table.scan(where=[("a", "=", 1), ("b", "is null")])) == [1]
+
+
+def test_an_index_with_all_of_the_key(client: txnkv.Client) -> None:
+    """Its last column has no end mark: a longer text or bytes began as the values asked for did."""
+    types = {"k": "string", "b": "binary", "c": "int64"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["k", "b"]))
+    client.create_index(table, ["c", "k", "b"])
+    client.create_index(table, ["b", "k"])
+    client.create_index(table, ["c", "k"])
+    table.insert(row := ("ab", b"x\xff\xff", 5))
+    internals.flush(client)
+    rows = [dict(zip(types, row, strict=True))]
+    with client.transaction(isolation="serializable") as txn:
+        for has in (table.get_by, partial(txn.get_by, table)):
+            for longer in (b"", b"x", b"x\xff", b"x\xff\xff\0"):
+                assert has(["c", "k", "b"], (5, "ab", longer)) == []
+            for longer in ("", "a", "ab\0"):
+                assert has(["b", "k"], (b"x\xff\xff", longer)) == has(["c", "k"], (5, longer)) == []
+            assert has(["c", "k", "b"], (5, "ab", b"x\xff\xff")) == rows
+            assert has(["b", "k"], (b"x\xff\xff", "ab")) == has(["c", "k"], (5, "ab")) == rows
 
 
 def test_a_long_chain_of_moves_ends_soon(

@@ -22,7 +22,7 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
-from txnkv.tables.read.predicate import KeyRange, by_key
+from txnkv.tables.read.predicate import KeyRange, by_key, past
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
@@ -155,7 +155,8 @@ def _rows_by(
         found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
         return [] if found is None else [found]
     low = tablet.codec.encode_prefix(values)
-    entries = _entries(tables, view, index, [KeyRange(low, core.successor(low))], core.FEW)
+    high = past(low, tablet.codec, len(values))  # the whole key, where it has all of the row's
+    entries = _entries(tables, view, index, [KeyRange(low, high)], core.FEW)
     if entries is None:
         return None
     found_rows = _rows_of(tables, writer, view, index, entries) or ()

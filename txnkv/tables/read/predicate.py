@@ -558,23 +558,23 @@ def _key_range(
         for p in mine:
             if p.op in _ORDER:
                 bound = codec.encode_prefix([*equal, p.in_key])
-                past = _past(bound, codec, len(equal) + 1)
+                after = past(bound, codec, len(equal) + 1)
                 if p.op == ">=":
                     low = bound if low is None else max(low, bound)
                 elif p.op == ">":
-                    if past is None:
+                    if after is None:
                         return _NOTHING
-                    low = past if low is None else max(low, past)
+                    low = after if low is None else max(low, after)
                 elif p.op == "<":
                     high = bound if high is None else min(high, bound)
-                elif p.op == "<=" and past is not None:
-                    high = past if high is None else min(high, past)
+                elif p.op == "<=" and after is not None:
+                    high = after if high is None else min(high, after)
         return KeyRange(low, high)
     whole = codec.encode_prefix(equal)
     return KeyRange(whole, whole + b"\0")
 
 
-def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
+def past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
     """The least key above every key that begins with these columns' values."""
     if columns == len(codec.types):
         return bound + b"\0"
