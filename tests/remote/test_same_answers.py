@@ -543,7 +543,7 @@ def _answer(line: str, names: dict[str, Any]) -> Any:
     except NameError:
         raise
     except Exception as error:
-        return type(error).__name__
+        return "SchemaError" if isinstance(error, txnkv.SchemaError) else type(error).__name__
     if keep:
         names[keep] = found
     return _plain(found)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import txnkv
 from txnkv.coordinator import Timestamp, TxnState
 from txnkv.remote import pack, unpack
+from txnkv.remote.wire import UnsendableError
 from txnkv.topics import MessageId
 
 PLAIN = st.recursive(
@@ -71,7 +72,7 @@ def test_what_comes_out_as_a_plainer_value() -> None:
     assert unpack(pack({1}.union())) == [1]
     assert unpack(pack(bytearray(b"a"))) == b"a"
     assert math.isnan(unpack(pack(math.nan)))
-    with pytest.raises(TypeError, match="a object cannot be sent"):
+    with pytest.raises(UnsendableError, match="a object cannot be sent"):
         pack(object())
 
 

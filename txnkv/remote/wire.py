@@ -46,6 +46,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     RowError,
     RowErrors,
+    SchemaError,
     TxnkvError,
     UnavailableError,
 )
@@ -266,6 +267,10 @@ class LostHandleError(UnavailableError):
     """
 
 
+class UnsendableError(SchemaError, TypeError):
+    """A value that is sent to no other host, and that no column takes either."""
+
+
 Tagged = list[Any]
 """A kind, and content."""
 
@@ -349,6 +354,8 @@ def _tagged(value: Any) -> Tagged:
         return _members(name, value)
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         found = value.tolist()
+        if found is None:
+            raise _no_time(value)
         if value.dtype.kind in "mM" and isinstance(found, int):  # of nanoseconds, or of long ago
             return _scalar(pa.scalar(value))
         if value.dtype.kind in "mM" and value.ndim == 1:
@@ -360,7 +367,17 @@ def _tagged(value: Any) -> Tagged:
         return ["v", {each.name: getattr(value, each.name) for each in fields(value)}]
     if hasattr(value, "__index__"):
         return ["v", int(value)]
-    raise TypeError(f"a {name} cannot be sent to another host")
+    raise UnsendableError(f"a {name} cannot be sent to another host")
+
+
+def _no_time(value: Any) -> UnsendableError:
+    return UnsendableError(f"{value!r} is no time: give None where there is none")
+
+
+def _datetime_down(at: datetime) -> Tagged:
+    if at != at:  # pandas' NaT is a datetime, and as text the first of year 1
+        raise _no_time(at)
+    return ["dt", [datetime.isoformat(at), getattr(at.tzinfo, "key", None)]]
 
 
 def _members(name: str, value: Any) -> Tagged:
@@ -415,7 +432,7 @@ _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     (Encoded, lambda value: ["enc", bytes(value)]),
     ((bytes, bytearray, memoryview), lambda value: ["v", bytes(value)]),
     (tuple(_NUMBERS.values()), lambda value: ["i", [type(value).__name__, int(value)]]),
-    (datetime, lambda at: ["dt", [datetime.isoformat(at), getattr(at.tzinfo, "key", None)]]),
+    (datetime, _datetime_down),
     (date, lambda value: ["d", value.isoformat()]),
     (time, lambda value: ["tm", value.isoformat()]),
     (timedelta, lambda value: ["td", [value.days, value.seconds, value.microseconds]]),
