@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -37,6 +39,12 @@ VALUES: list[tuple[str, Any, Any]] = [
     ("time32[s]", time(23, 59, 59), time(23, 59, 59)),
     ("time32[ms]", time(0, 0, 0, 5000), time(0, 0, 0, 5000)),
     ("duration", timedelta(days=-3, microseconds=1), timedelta(days=-3, microseconds=1)),
+    ("duration", 5, timedelta(microseconds=5)),
+    ("duration", pd.Timedelta(-5, "us"), timedelta(microseconds=-5)),
+    ("date32", 5, date(1970, 1, 6)),
+    ("timestamp[us]", 5, datetime(1970, 1, 1, 0, 0, 0, 5)),
+    ("timestamp[us]", pd.Timestamp(5000), datetime(1970, 1, 1, 0, 0, 0, 5)),
+    ("binary", bytearray(b"q"), b"q"),
     ("decimal128(9, 2)", "12.50", Decimal("12.50")),
     ("decimal128(9, 2)", 12, Decimal("12.00")),
     ("list<decimal128(9, 2)>", [Decimal("1.5"), None], [Decimal("1.50"), None]),
@@ -86,6 +94,26 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("date32", np.float32(1.5), "is a float32"),
     ("date32", np.True_, "is a bool"),
     ("float64", np.uint64(2**64 - 1), "is too large"),
+    ("date32", 1.9, "1.9 is a float"),
+    ("date32", -2.0, "-2.0 is a float"),
+    ("date32", Decimal("1.5"), "is a Decimal"),
+    ("date32", np.timedelta64(5, "ns"), "is a timedelta64"),
+    ("timestamp[us]", 1.9, "1.9 is a float"),
+    ("timestamp[us]", np.datetime64("NaT", "us"), "is a datetime64"),
+    ("timestamp[us, tz=UTC]", 5.0, "5.0 is a float"),
+    ("timestamp[us]", pd.Timestamp("2026-01-01 00:00:00.000000001"), "has more digits"),
+    ("timestamp[us, tz=UTC]", pd.Timestamp(1, tz="UTC"), "has more digits"),
+    ("duration", 1.9, "1.9 is a float"),
+    ("duration", Fraction(1, 2), "is a Fraction"),
+    ("duration", ID, "is a UUID"),
+    ("duration", pd.Timedelta(5, "ns"), "has more digits"),
+    ("duration", np.timedelta64("NaT", "us"), "is a timedelta64"),
+    ("list<date32>", [1.9], "1.9 is a float"),
+    ("struct<a: timestamp[us]>", {"a": 0.5}, "0.5 is a float"),
+    ("map<string, duration[us]>", {"a": 0.5}, "0.5 is a float"),
+    ("string", bytearray(b"q"), "is a bytearray"),
+    ("string", memoryview(b"q"), "is a memoryview"),
+    ("list<string>", [bytearray(b"q")], "is a bytearray"),
     ("list<float32>", [1.0, np.uint64(2**63)], "is too large"),
     ("list<float64>", np.array([1, 2**64 - 1], np.uint64), "is too large"),
     ("struct<a: float64>", {"a": np.uint64(2**64 - 1)}, "is too large"),

@@ -13,6 +13,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Decimal, InvalidOperation
 from enum import IntEnum
 from itertools import accumulate
 from typing import Any, Final
@@ -172,6 +173,18 @@ def uuid_of(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return uuid.UUID(bytes=bytes(value))
     raise TypeError(f"{value!r} is a {type(value).__name__}: give a uuid.UUID, its text or bytes")
+
+
+def decimal_of(value: Any) -> Any:
+    """A decimal that is given as its text; what else is given as it is.
+
+    Raises:
+        ValueError: a text is no number.
+    """
+    try:
+        return Decimal(value) if isinstance(value, str) else value
+    except InvalidOperation:
+        raise ValueError(f"{value!r} is no number") from None
 
 
 def uuid_texts(uuids: pa.Array) -> pa.StringArray:

@@ -332,6 +332,22 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
         ) from None
 
 
+def numpy_kind(value: Any) -> str:
+    """The kind of a value's type as numpy names it; "none" for one of others."""
+    return getattr(getattr(value, "dtype", None), "kind", "none")
+
+
+def inexact(value: Any) -> str | None:
+    """Say what is wrong with a value of which pyarrow takes a part for a time; None: nothing is."""
+    kind = numpy_kind(value)
+    if kind == "none" and getattr(value, "nanosecond", getattr(value, "nanoseconds", 0)) > 0:
+        return f"{value!r} has more digits of a second than the column, which would be lost"
+    has_part = hasattr(value, "__int__") and not hasattr(value, "__index__")
+    if kind in "fb" or (kind == "none" and has_part) or (kind in "mM" and value != value):
+        return f"{value!r} is a {type(value).__name__}"
+    return None
+
+
 def require_finite(array: pa.Array, values: Iterable[Any]) -> None:
     """Refuse numbers that Arrow made infinite, for float32 has none as large.
 

@@ -41,7 +41,7 @@ from txnkv import errors
 from txnkv.client import CheckReport, CompactReport, DiffToken, Index, TxnInfo
 from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.core import compute as pc
-from txnkv.core import require_valid_columns, wire_pack, wire_unpack
+from txnkv.core import inexact, require_valid_columns, wire_pack, wire_unpack
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     RowError,
@@ -374,10 +374,24 @@ def _no_time(value: Any) -> UnsendableError:
     return UnsendableError(f"{value!r} is no time: give None where there is none")
 
 
+def _require_exact(value: datetime | timedelta) -> None:
+    """Refuse values of pandas' classes that would be others as Python's."""
+    if value != value:  # NaT is a datetime, and as text the first of year 1
+        raise _no_time(value)
+    if (wrong := inexact(value)) is not None:
+        raise UnsendableError(wrong)
+
+
 def _datetime_down(at: datetime) -> Tagged:
-    if at != at:  # pandas' NaT is a datetime, and as text the first of year 1
-        raise _no_time(at)
+    if type(at) is not datetime:
+        _require_exact(at)
     return ["dt", [datetime.isoformat(at), getattr(at.tzinfo, "key", None)]]
+
+
+def _timedelta_down(value: timedelta) -> Tagged:
+    if type(value) is not timedelta:
+        _require_exact(value)
+    return ["td", [value.days, value.seconds, value.microseconds]]
 
 
 def _members(name: str, value: Any) -> Tagged:
@@ -435,7 +449,7 @@ _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     (datetime, _datetime_down),
     (date, lambda value: ["d", value.isoformat()]),
     (time, lambda value: ["tm", value.isoformat()]),
-    (timedelta, lambda value: ["td", [value.days, value.seconds, value.microseconds]]),
+    (timedelta, _timedelta_down),
     (UUID, lambda value: ["u", value.hex]),
     (Decimal, lambda value: ["n", str(value)]),
     (MetricsSnapshot, lambda value: ["metrics", [dict(value), value.about]]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, time
-from decimal import Decimal, InvalidOperation
+from decimal import InvalidOperation
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -17,8 +16,11 @@ from txnkv.core import (
     JSON,
     UUID,
     column_type,
+    decimal_of,
+    inexact,
     json_of,
     may_be_key,
+    numpy_kind,
     parse_type,
     require_finite,
     require_json,
@@ -455,14 +457,8 @@ def _converted(kind: pa.DataType, values: Sequence[Any]) -> Sequence[Any]:
     if kind == UUID:
         return [uuid_of(value) for value in values]
     if pa.types.is_decimal(kind):
-        return [_decimal_of(value) if isinstance(value, str) else value for value in values]
+        return list(map(decimal_of, values))
     return values
-
-
-def _decimal_of(text: str) -> Decimal:
-    with contextlib.suppress(InvalidOperation):
-        return Decimal(text)
-    raise ValueError(f"{text!r} is no number")
 
 
 def _complaint(kind: pa.DataType) -> _Complaint | None:
@@ -473,13 +469,15 @@ def _complaint(kind: pa.DataType) -> _Complaint | None:
     if is_a.is_integer(kind):
         return _of_type(lambda value: isinstance(value, bool) or not hasattr(value, "__index__"))
     if is_a.is_string(kind) or kind == JSON:
-        return _of_type(lambda value: isinstance(value, bytes))
+        return _of_type(lambda value: isinstance(value, bytes | bytearray | memoryview))
     if is_a.is_date(kind):
-        return _of_type(lambda value: isinstance(value, datetime) or _numpy_kind(value) in "fb")
+        return _no_date
     if is_a.is_time(kind):
         return _no_time(_TICKS[kind.unit])
     if is_a.is_timestamp(kind):
         return _without_zone if kind.tz is not None else _with_zone
+    if is_a.is_duration(kind):
+        return inexact
     if is_a.is_decimal(kind):
         return _no_decimal
     if is_a.is_map(kind):
@@ -522,14 +520,20 @@ def _no_decimal(value: Any) -> str | None:
     return f"{value!r} is a bool" if isinstance(value, bool) else None
 
 
+def _no_date(value: Any) -> str | None:
+    if isinstance(value, datetime) or numpy_kind(value) == "m":
+        return f"{value!r} is a {type(value).__name__}"
+    return inexact(value)
+
+
 def _without_zone(value: Any) -> str | None:
     naive = isinstance(value, datetime) and value.tzinfo is None
-    if naive or _numpy_kind(value) == "M":  # numpy's have no zone
+    if naive or numpy_kind(value) == "M":  # numpy's have no zone
         return (
             f"{value!r} has no time zone and so names no instant. Say whose time it is, as "
             "value.replace(tzinfo=timezone.utc); a column of timestamp[us] takes it as it is"
         )
-    return None
+    return inexact(value)
 
 
 def _with_zone(value: Any) -> str | None:
@@ -539,16 +543,12 @@ def _with_zone(value: Any) -> str | None:
             "value.astimezone(timezone.utc).replace(tzinfo=None); a column of "
             "timestamp[us, tz=UTC] takes it as it is"
         )
-    return None
-
-
-def _numpy_kind(value: Any) -> str:
-    return getattr(getattr(value, "dtype", None), "kind", "none")
+    return inexact(value)
 
 
 def _too_large(value: Any) -> str | None:
     """An unsigned number of numpy, or some, which pyarrow takes for signed ones."""
-    if _numpy_kind(value) == "u" and value.size and value.max() >= 1 << 63:
+    if numpy_kind(value) == "u" and value.size and value.max() >= 1 << 63:
         return f"{value!r} is too large: a float has not all its digits"
     kinds = set(map(type, value)) if isinstance(value, list | tuple) else ()
     return _first(map(_too_large, value)) if any(hasattr(T, "dtype") for T in kinds) else None
