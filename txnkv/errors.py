@@ -267,7 +267,11 @@ def as_index(name: str, given: Any) -> int:
 
 
 def require_text(name: str, given: str) -> None:
-    """Refuse a string with ValueError that UTF-8 cannot have: a half of a character is in it."""
+    """Refuse a string with ValueError that UTF-8 cannot have: a half of a character is in it; with
+    TypeError what is none.
+    """
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is a string, not the {type(given).__name__} {given!r}")
     try:
         given.encode()
     except UnicodeEncodeError as error:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import txnkv
 
@@ -36,6 +40,74 @@ t.insert({"id": 2, "at": pd.Timestamp("2024-01-01"), "utc": pd.Timestamp("2024-0
 t.upsert({"id": 3, "took": pd.Timedelta(5, "us")})
 t.scan(ordered=True).to_arrow()
 """
+
+
+SCALARS = [
+    "np.int64(5)", "np.float32(1.5)", "np.float64(2)", "np.bool_(True)",
+    'np.datetime64("2020-01-01")', 'np.datetime64("2020-01-01", "us")', "np.timedelta64(5, 's')",
+    'np.datetime64("2020-01-01", "ns")', "np.timedelta64(5, 'ns')", "np.uint64(2**64 - 1)",
+    "{1, 2}", "set()", "object()", "pd.NA", "range(3)", "bytearray(b'1')", "1+2j",
+]  # fmt: skip
+TYPES = [
+    "bool", "int8", "float64", "string", "binary", "date32", "timestamp[us]", "duration[us]",
+    "timestamp[us, tz=UTC]", "time64[us]", "decimal128(9, 2)", "uuid", "json", "list<int64>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_values_of_others(tmp_path: Path, kind: str) -> None:
+    lines = [f"t = c.create_table('t', Schema({{'id': 'int64', 'v': '{kind}?'}}, ['id']))"]
+    for at, value in enumerate(SCALARS):
+        if not (kind == "json" and value == "range(3)"):
+            lines.append(f"t.insert({{'id': {at}, 'v': {value}}})")
+            lines.append(f"t.upsert(({at}, {value}))")
+        lines += [f"t.get({at})", f"t.count([('v', '=', {value})])", f"t.update({value})"]
+        lines += [f"t.get({value})", f"t.delete({value})", "t.get_many([1])"]
+    _run("\n".join(lines), tmp_path, _names())
+
+
+def test_plainer_values_of_numpy(client: txnkv.Client) -> None:
+    types = {"id": "date32", "m": "decimal128(9, 2)", "at": "timestamp[us]", "took": "duration[us]"}
+    table = client.create_table("t", txnkv.Schema(types, primary_key=["id"]))
+    day, five = np.datetime64("2026-01-02"), np.int64(5)
+    table.insert((day, five, np.datetime64("2026-01-02T03", "s"), np.timedelta64(5, "s")))
+    at = datetime(2026, 1, 2, 3)
+    wanted = {"id": at.date(), "m": Decimal(5), "at": at, "took": timedelta(seconds=5)}
+    assert table.get(day) == table.get(at.date()) == wanted
+    assert table.count([("m", "in", [five, 7]), ("took", "=", np.timedelta64(5000, "ms"))]) == 1
+
+
+def test_a_row_for_columns_that_are_there_by_now(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client]
+) -> None:
+    """It is checked here, by the columns that this client knows, and then by the present ones."""
+    table = remote().table("t")
+    store.table("t").alter(add={"n": "int64?"}, drop=["v"])
+    table.insert({"id": 1, "n": 5})
+    table.upsert((2, 6))
+    assert [row["n"] for row in table.scan(ordered=True)] == [5, 6]
+    with pytest.raises(txnkv.SchemaError, match="there is no column 'v'"):
+        table.insert({"id": 3, "v": "a"})
+    with pytest.raises(txnkv.SchemaError, match=r"7\.5 is a float"):
+        table.delete(7.5)
+
+
+NAMES = """
+e = c.create_topic("e")
+e.subscribe(5)
+e.subscribe(5, type="x")
+e.subscribe(None, type="shared")
+e.subscribe(b"s")
+e.subscribe("")
+e.drop_subscription(5)
+"""
+
+
+def test_names_that_are_no_text(tmp_path: Path, client: txnkv.Client) -> None:
+    _run(NAMES, tmp_path, {})
+    topic = client.create_topic("e")
+    with pytest.raises(TypeError, match="a subscription's name is a string, not the int 5"):
+        topic.subscribe(5)
 
 
 def test_times(tmp_path: Path) -> None:

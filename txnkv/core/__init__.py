@@ -64,6 +64,7 @@ from txnkv.core.column_types import (
     may_be_key,
     numpy_kind,
     parse_type,
+    plain_values,
     require_finite,
     require_valid,
     require_valid_columns,

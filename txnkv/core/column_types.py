@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from numbers import Real
+from operator import is_not
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ DAY_MICROS: Final = 86_400_000_000
 _FLOAT32_END: Final = 2.0**128 - 2.0**103
 """From here on numbers are infinite as float32."""
 _FEW: Final = 64
+_TIMES: Final = (date, timedelta)
+_NUMBERS: Final = (int, float)
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
@@ -335,6 +338,20 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
 def numpy_kind(value: Any) -> str:
     """The kind of a value's type as numpy names it; "none" for one of others."""
     return getattr(getattr(value, "dtype", None), "kind", "none")
+
+
+def plain_values(values: Iterable[Any]) -> list[Any] | None:
+    """Values with numpy's scalars as those of Python, where these are the same; None: with none."""
+    plain = list(map(_plain, values))
+    return plain if any(map(is_not, plain, values)) else None
+
+
+def _plain(value: Any) -> Any:
+    kind = numpy_kind(value)
+    if kind == "none" or value.ndim:
+        return value
+    found = value.item()
+    return found if isinstance(found, _TIMES if kind in "mM" else _NUMBERS) else value
 
 
 def inexact(value: Any) -> str | None:

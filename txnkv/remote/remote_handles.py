@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from txnkv.client import Snapshot, Table
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, TableNotFoundError
+from txnkv.errors import ClosedError, SchemaError, TableNotFoundError
 from txnkv.remote.channel import Call, Channel
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
 from txnkv.storage import new_lock
@@ -83,10 +83,8 @@ class RemoteHandle:
 # -- tables ----------------------------------------------------------------------------
 
 
-@remote_calls(
-    "Table",
-    "get get_by get_many history indexes count diff_tokens insert upsert update delete",
-)
+@remote_calls("Table", "insert upsert update delete", by="_put")
+@remote_calls("Table", "get get_by get_many history indexes count diff_tokens")
 class RemoteTable(RemoteHandle, Table):
     """See `txnkv.Table`."""
 
@@ -135,6 +133,26 @@ class RemoteTable(RemoteHandle, Table):
         """Take a schema for the table's present one."""
         if (schema, schema.ids, schema.ttl) != (self.known, self.known.ids, self.known.ttl):
             self.known, self.checker = schema, RowChecker(schema)
+
+    def checked(self, op: str, row: Any) -> tuple[Any, ...]:
+        """Return the values of a row, or of a key that is deleted.
+
+        Raises:
+            SchemaError: it does not fit the table.
+        """
+        try:
+            return self.checker[op].take(row)
+        except SchemaError:
+            before = self.checker
+            _ = self.schema  # perhaps it was altered elsewhere
+            if self.checker is before:
+                raise
+            return self.checker[op].take(row)
+
+    def _put(self, op: str, *args: Any, **named: Any) -> None:
+        self._connection.require_writable()
+        self.checked(op, *args, *named.values())  # as it was given: on its way it may change
+        self._call(op, *args, **named)
 
     @like(Table.alter)
     def alter(self, *args: Any, **named: Any) -> Schema:

@@ -83,14 +83,7 @@ class Changes:
         Raises:
             SchemaError: it does not fit the table.
         """
-        try:
-            values = table.checker[op].take(row)
-        except SchemaError:
-            before = table.checker
-            _ = table.schema  # perhaps it was altered elsewhere
-            if table.checker is before:
-                raise
-            values = table.checker[op].take(row)
+        values = table.checked(op, row)
         last = self.rows[-1] if self.rows else None
         if last is None or last[1] is not table or last[0] != op or last[4] is not table.checker:
             known = table.known

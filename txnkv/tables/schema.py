@@ -22,6 +22,7 @@ from txnkv.core import (
     may_be_key,
     numpy_kind,
     parse_type,
+    plain_values,
     require_finite,
     require_json,
     type_name,
@@ -431,6 +432,8 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
         array = pa.array(_converted(kind, values), kind)
         require_finite(array, values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError, InvalidOperation) as error:
+        if (plain := plain_values(values)) is not None:
+            return column_array(name, kind, plain)
         raise SchemaError(f"column {name!r} is {type_name(kind)}: {error}") from None
     if kind == JSON:
         require_json(array, name)
