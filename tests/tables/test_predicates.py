@@ -405,3 +405,23 @@ def test_of_several_bounds_of_a_key_the_narrowest_counts(
     put(table, [{"a": key} for key in range(8)])
     found = table.scan(where=where[::-1] if swapped else where, ordered=True)
     assert found.to_arrow()["a"].to_pylist() == keys
+
+
+def test_expressions_with_numbers_that_int64_has_not(client: txnkv.Client) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "u": "uint64?"}, ["id"]))
+    for row in ((0, 5), (1, 2**63), (2, None)):
+        table.insert(row)
+    u, least = pc.field("u"), pa.scalar(2**63, pa.uint64())
+    for where in (u >= least, (u >= least) & ~u.is_null(), (u >= least) & (u == u)):
+        assert [row["id"] for row in table.scan(where=where)] == [1]
+    small = pa.scalar(0, pa.int32())
+    assert table.count((pc.field("id") >= small) & (u < least)) == 1
+
+
+def test_an_expression_that_fails_for_a_row(client: txnkv.Client) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "u": "uint64?"}, ["id"]))
+    table.insert((0, 2**63))
+    for where in (pc.field("u") == pa.scalar(2.0**63), pc.scalar(1) / pc.field("id") == 1):
+        for read in (lambda where: table.scan(where=where).to_arrow(), table.count):
+            with pytest.raises(txnkv.SchemaError, match=r"the expression .* fails for a row: "):
+                read(where)

@@ -67,7 +67,7 @@ def conditions(where: pc.Expression, schema: Schema) -> list[tuple[Any, ...]] | 
     """Return the conditions that are equal to an expression; None when it is no list of them."""
     for typed in (True, False):
         found: list[tuple[Any, ...]] = []
-        with suppress(ValueError, KeyError, pa.ArrowException):
+        with suppress(ValueError, KeyError, OverflowError, pa.ArrowException):
             if _parse(str(where), schema, found, typed).equals(where):
                 return found
     return None
@@ -81,7 +81,8 @@ def _parse(text: str, table: Schema, found: list[tuple[Any, ...]], typed: bool) 
             Python has them.
 
     Raises:
-        ValueError, KeyError, ArrowException: the text is none of those that are known.
+        ValueError, KeyError, OverflowError, ArrowException: the text is none of those that are
+            known.
     """
     text = _inner(text)
     parts = _split(text)

@@ -332,7 +332,11 @@ class Filter:
         return not self.predicates and self.expression is None
 
     def mask(self, columns: dict[str, pa.Array], n: int) -> pa.Array | None:
-        """Which of n rows satisfy it, null where that is unknown; None for all."""
+        """Which of n rows satisfy it, null where that is unknown; None for all.
+
+        Raises:
+            SchemaError: its expression cannot be told of a row.
+        """
         found: pa.Array | None = None
         for predicate in self.predicates:
             mask = predicate.mask(columns[predicate.column])
@@ -345,7 +349,12 @@ class Filter:
         batch = pa.record_batch(rows, names=[*self.columns, number])
         if found is not None:  # it may fail for others
             batch = batch.filter(found)
-        return core.Bitmap.of(n, batch.filter(self.expression).column(number)).to_arrow()
+        try:
+            rows_left = batch.filter(self.expression).column(number)
+        except pa.ArrowInvalid as error:  # of a value, as a division by zero
+            failed = f"the expression {self.expression} fails for a row: {error}"
+            raise SchemaError(failed) from None
+        return core.Bitmap.of(n, rows_left).to_arrow()
 
 
 def parse(where: Where, schema: Schema) -> Filter:
