@@ -158,6 +158,25 @@ def test_a_value_that_does_not_fit(client: txnkv.Client, kind: str, value: Any, 
     assert table.count() == 0
 
 
+def test_a_null_of_arrow_is_one(client: txnkv.Client) -> None:
+    """A column that is not nullable took it, and it was there."""
+    types = {"k": "int64", "s": "string", "n": "int64?"}
+    table = client.create_table("t", txnkv.Schema(types, ["k"]))
+    client.create_index(table, "n")
+    number, text = pa.scalar(None, pa.int64()), pa.scalar(None, pa.string())
+    table.insert((1, "a", number))
+    assert table.get(1) == {"k": 1, "s": "a", "n": None}
+    for op, row in (("insert", (2, text, 1)), ("upsert", (number, "b", 1)), ("delete", number)):
+        with pytest.raises(txnkv.SchemaError, match="is not nullable"):
+            getattr(table, op)(row)
+    with pytest.raises(txnkv.SchemaError, match="is not nullable"):
+        client.run(lambda txn: txn.update(table, {"k": 1, "s": text}))
+    with pytest.raises(txnkv.SchemaError, match="compare with None by 'is null'"):
+        table.count([("n", "=", number)])
+    assert table.count([("n", "in", [number, 1])]) == 0
+    assert table.get_by("n", number) == []
+
+
 def test_the_ends_of_float32(client: txnkv.Client) -> None:
     """What is infinite stays so; what rounds to the largest number is that."""
     schema = {"k": "float32", "v": "struct<a: float32, b: float64>?", "m": "map<int8, float32>?"}

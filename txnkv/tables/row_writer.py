@@ -97,7 +97,11 @@ def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
 
 
 def _normal(schema: Schema, name: str, value: Any) -> Any:
-    return None if value is None else normal(name, schema.columns[name].type, value)
+    column = schema.columns[name]
+    found = None if value is None else normal(name, column.type, value)
+    if found is None and not column.nullable:  # of Arrow's nulls one is no None
+        raise SchemaError(f"column {name!r} is not nullable: give it a value")
+    return found
 
 
 def _known(values: Values) -> Values | None:

@@ -104,10 +104,10 @@ def get_by(
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     if len(given) != len(names):
         raise SchemaError(f"{len(given)} values for the columns {', '.join(names)}: {values!r}")
-    if None in given:
-        return []
     if index is not None and not all(map(writer.rows.fits, index.positions, given)):
         given = tuple(map(normal, names, (types[name].type for name in names), given))
+    if None in given:
+        return []
     if index is not None and index.ready and _is_ready_still(tables, table, index):
         with suppress(CorruptionError):  # of the index, maybe, which has nothing of its own
             found = _rows_by(tables, writer, view, index, given)

@@ -478,9 +478,11 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         values = ()
     else:
         given = _several(entry) if op == "in" else [entry[2]]
-        if op != "in" and given[0] is None:
-            raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
         values = column_array(name, kind, [value for value in given if value is not None])
+        if values.null_count:  # Arrow's
+            values = values.drop_null()
+        if op != "in" and not len(values):
+            raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
     if not core.may_be_key(kind) and op not in _OF_NULLS:
         raise SchemaError(
             f"column {name!r} is {core.type_name(kind)}: only 'is null' and 'is not null' work on "
