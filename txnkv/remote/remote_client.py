@@ -37,6 +37,7 @@ from txnkv.remote.remote_handles import (
     RemoteSnapshot,
     RemoteTable,
     TokenScan,
+    is_same,
     reader_of,
 )
 from txnkv.remote.remote_session import RemoteSession
@@ -44,6 +45,7 @@ from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
 from txnkv.remote.wire import arguments, like, remote_calls
 from txnkv.storage import CachedProperty, new_lock
+from txnkv.tables import Schema
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -113,6 +115,8 @@ class RemoteClient(RemoteHandle, Client):
         self.is_open = True
         self.claims = {}
         self.claiming = new_lock()
+        self.begun = 0  # transactions
+        self._learned: dict[int, tuple[Schema, int]] = {}
         self.tables()  # so that a wrong address or credential shows here
 
     def reference(self) -> list[Any]:
@@ -165,6 +169,17 @@ class RemoteClient(RemoteHandle, Client):
     @like(Client.topic)
     def topic(self, name: Any) -> Topic:
         return self.topic_of(self._own_name(self.topic_of, name))
+
+    def learn_schema(self, table: int, schema: Schema) -> None:
+        """Note that a table has this schema now, by its id."""
+        known = self._learned.get(table)
+        if known is None or not is_same(known[0], schema):
+            self._learned[table] = schema, self.begun
+
+    def learned(self, table: int) -> int:
+        """Return how many transactions had begun when the schema of a table was last another."""
+        _, begun = self._learned.get(table, (None, self.begun))  # another client's handle
+        return begun
 
     def rename_table(self, table: AnyTable, name: str) -> Table:
         known = self.table_of(table)

@@ -96,6 +96,7 @@ class RemoteTable(RemoteHandle, Table):
         self._id: int = told["id"]
         self.known: Schema = told["schema"]
         self.checker = RowChecker(self.known)
+        self._connection.learn_schema(self._id, self.known)
         self._lock = new_lock()
         self._row_ids = iter(range(0))
 
@@ -131,7 +132,8 @@ class RemoteTable(RemoteHandle, Table):
 
     def learn(self, schema: Schema) -> None:
         """Take a schema for the table's present one."""
-        if (schema, schema.ids, schema.ttl) != (self.known, self.known.ids, self.known.ttl):
+        self._connection.learn_schema(self._id, schema)
+        if not is_same(schema, self.known):
             self.known, self.checker = schema, RowChecker(schema)
 
     def checked(self, op: str, row: Any) -> tuple[Any, ...]:
@@ -181,6 +183,23 @@ class RemoteTable(RemoteHandle, Table):
                 found, last = self._call("next_ids", _ROW_IDS)
                 self._row_ids = iter(range(found + 1, last))
             return int(found)
+
+
+def is_same(one: Schema, other: Schema) -> bool:
+    """Tell whether two schemas of a table are one, with the numbers of its columns."""
+    return (one, one.ids, one.ttl) == (other, other.ids, other.ttl)
+
+
+class TableThen(RemoteTable):
+    """A table as a transaction has it, by the columns of its begin."""
+
+    def __init__(self, table: RemoteTable, schema: Schema) -> None:
+        self._connection, self._name, self._id = table._connection, table.name, table.id
+        self.known, self.checker = schema, RowChecker(schema)
+
+    @property
+    def schema(self) -> Schema:
+        return self.known
 
 
 def reader_of(handle: Any, name: str, *args: Any) -> pa.RecordBatchReader:

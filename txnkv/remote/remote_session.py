@@ -177,6 +177,8 @@ class RemoteSession(RemoteHandle, Session):
     def _add(self, table: Any, op: str, row: Any) -> None:
         self._require_open(op)
         found = self._table_of(table)
+        if self._txn is not None:
+            found = self._txn.table_then(found)
         with self._lock:
             if self._room.limit is not None:
                 self._room.take(())

@@ -28,10 +28,11 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote.channel import Call
-from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
+from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
 from txnkv.storage import TaskThread, new_rlock
+from txnkv.tables import Schema
 from txnkv.transaction import (
     BUFFER_BYTES,
     FlushMode,
@@ -81,6 +82,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._sessions: list[RemoteSession] = []
         self._lock = new_rlock()
         self._own_session = None
+        self._then: dict[int, TableThen] = {}
+        connection.begun += 1
+        self._order = 0 if self._joined else connection.begun
         number = self.channel.new_handle()
         if not self._joined and not at_once:
             self._spare = self.channel.spare_id()
@@ -340,6 +344,18 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def ack_cumulative(self, subscription: Any, message: Any) -> None:
         self._session().ack_cumulative(subscription, message)
+
+    def table_then(self, table: RemoteTable) -> RemoteTable:
+        """Return a table as rows of this transaction are for it: where the client learned of other
+        columns since its begin, by those of then.
+        """
+        found = self._then.get(table.id)
+        if found is None:
+            if self._connection.learned(table.id) < self._order:
+                return table
+            schema: Schema = self._call("schema_of", table)
+            found = self._then[table.id] = TableThen(table, schema)
+        return found
 
     # -- reading -----------------------------------------------------------------------
 

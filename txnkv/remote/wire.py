@@ -80,7 +80,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 9
+VERSION: Final = 10
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -174,7 +174,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     "Session": _ROWS | _all("none", "flush_untold discard close"),
     "Transaction": {
         **_ROWS,
-        **_all("read", "get get_by get_many scan", given=True, again=True),
+        **_all("read", "get get_by get_many scan schema_of", given=True, again=True),
         **_all("none", "about state is_commit_complete new_session serialize close", again=True),
         **_all("none", "commit start_commit rollback"),
         **_all("write", "mark_applied start_job"),

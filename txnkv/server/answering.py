@@ -338,12 +338,11 @@ def _add_rows(
         for key, *more in rows:
             add(found, (key, *more) if more else key)
         return
-    schema = found.schema
-    if isinstance(target, Transaction):
-        schema = target.context.table_at_begin(found.info).schema
-        if not {*schema.ids.values()} >= {*columns}:
-            target.abort_for(str(error := table_catalog.changed(found.info)))
-            raise error  # and nobody has these rows any more
+    context = target.context if isinstance(target, Transaction) else target._context
+    schema = found.schema if context is None else context.table_at_begin(found.info).schema
+    if isinstance(target, Transaction) and not {*schema.ids.values()} >= {*columns}:
+        target.abort_for(str(error := table_catalog.changed(found.info)))
+        raise error  # and nobody has these rows any more
     at = {id: i for i, id in enumerate(columns)}  # as they were when the rows were given
     places = [(name, at[had[0]]) for name in schema.names if (had := schema.stored(name, at))]
     as_they_are = [i for _, i in places] == [*range(len(schema.names))] == [*at.values()]
@@ -590,6 +589,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
     ("Transaction", "close"): lambda _, txn: txn.drop(),  # what is to be written was flushed
+    ("Transaction", "schema_of"): lambda _, txn, of: txn.context.table_at_begin(of.info).schema,
     ("Transaction", "serialize"): _serialize,
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
     ("Transaction", "join_job"): lambda _, txn, id: Job.join(txn, id),

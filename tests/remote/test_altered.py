@@ -1,0 +1,90 @@
+"""Transactions over a server whose tables are altered: they have the columns of their begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txnkv
+
+SCHEMA = txnkv.Schema({"id": "int64", "a": "int64?", "b": "int64?"}, primary_key=["id"])
+CHANGES: list[tuple[dict[str, Any], dict[str, int | None]]] = [
+    ({"rename": {"a": "b", "b": "a"}}, {"b": 10, "a": 20}),
+    ({"drop": ["a"], "rename": {"b": "a"}}, {"a": 20}),
+    ({"drop": ["a"], "add": {"a": "int64?"}}, {"b": 20, "a": None}),
+    ({"add": {"c": txnkv.Column("int64", default=7)}}, {"a": 10, "b": 20, "c": 7}),
+]
+"""How a table is altered, and what a row of before has then."""
+
+Remote = Callable[..., txnkv.Client]
+
+
+@pytest.fixture(params=["folder", "server", "server, another's"])
+def both(request: Any, store: txnkv.Client, remote: Remote) -> tuple[txnkv.Client, txnkv.Client]:
+    """Who has the transaction, and who alters."""
+    if request.param == "folder":
+        return store, store
+    client = remote()
+    return client, client if request.param == "server" else remote()
+
+
+@pytest.mark.parametrize("how", ["transaction", "session", "joined", "by name"])
+@pytest.mark.parametrize("row", [(1, 10, 20), {"id": 1, "a": 10, "b": 20}], ids=["tuple", "dict"])
+@pytest.mark.parametrize(("change", "after"), CHANGES, ids=lambda change: " ".join(change))
+def test_a_large_transaction_goes_on(
+    both: tuple[txnkv.Client, txnkv.Client], change: Any, after: Any, row: Any, how: str
+) -> None:
+    client, other = both
+    table = client.create_table("altered", SCHEMA)
+    txn = client.new_transaction()
+    token = txn.serialize()
+    other.table("altered").alter(**change)
+    assert table.schema.names[0] == "id"  # the client knows the new ones by now
+    named: Any = "altered" if how == "by name" else table
+    if how == "session":
+        with txn.new_session() as session:
+            session.upsert(named, row)
+    elif how == "joined":
+        with txnkv.Transaction.deserialize(client, token) as joined:
+            joined.insert(named, row)
+    else:
+        txn.insert(named, row)
+    assert txn.get(table, 1) == {"id": 1, "a": 10, "b": 20}
+    txn.commit()
+    assert table.get(1) == {"id": 1, **after}
+
+
+@pytest.mark.parametrize("row", [(1, 10, 20), {"id": 1, "a": 10, "b": 20}], ids=["tuple", "dict"])
+@pytest.mark.parametrize(("change", "after"), CHANGES, ids=lambda change: " ".join(change))
+def test_a_small_transaction_is_tried_again(
+    both: tuple[txnkv.Client, txnkv.Client], change: Any, after: Any, row: Any
+) -> None:
+    client, other = both
+    table = client.create_table("altered", SCHEMA)
+    attempts: list[int] = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        attempts.append(txn.id)
+        txn.get(table, 1)
+        if len(attempts) == 1:
+            other.table("altered").alter(**change)
+            assert table.schema.names[0] == "id"  # the client knows the new ones by now
+            txn.insert(table, row)
+        else:
+            txn.insert(table, {"id": 1, **after})
+
+    client.run(work)
+    assert len(attempts) == 2
+    assert table.get(1) == {"id": 1, **after}
+
+
+def test_a_table_that_is_made_in_a_transaction(both: tuple[txnkv.Client, txnkv.Client]) -> None:
+    client, other = both
+    with client.transaction() as txn:
+        txn.insert("t", (1, "a"))
+        made = other.create_table("later", SCHEMA)
+        txn.insert("later", (1, 10, 20))
+        txn.insert("later", {"id": 2, "b": 5})
+    assert made.count() == 2
