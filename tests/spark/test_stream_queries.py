@@ -271,6 +271,25 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     nothing_is_left()
 
 
+def test_a_query_fails_whose_checkpoint_is_of_the_conf(
+    spark: Any,
+    client: txnkv.Client,
+    where: dict[str, str],
+    stream: Callable[[], Any],
+    tmp_path: Path,
+    nothing_is_left: Callable[[], None],
+) -> None:
+    bad = stream().selectExpr("id", "if(id > 0, raise_error('boom'), v) AS v")
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
+    try:
+        with pytest.raises(Exception, match="boom"):
+            bad.writeStream.format("txnkv").options(**where).start().awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert [info.state for info in client.transactions()] == [txnkv.TxnState.ABORTED]
+    nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_checkpoint_that_was_deleted(
     client: txnkv.Client,

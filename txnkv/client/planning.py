@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from txnkv.client.client import Client
 from txnkv.client.table import Snapshot
-from txnkv.coordinator import Mark, Timestamp, applications, name_transaction, one
+from txnkv.coordinator import Mark, Timestamp, applications, name_transaction, names_below, one
 from txnkv.errors import (
     InvalidTxnStateError,
     OffsetOutOfRangeError,
@@ -221,6 +221,11 @@ class Planning(Handle):
     def end_named(self, name: str) -> None:
         """End the transaction that was left under a name, if there is one."""
         self._client.instance.coordinator.end_named(name)
+
+    def names_below(self, beginning: str) -> list[str]:
+        """Return names that begin so, of transactions that are open or were ended from outside."""
+        with self._client.instance.store.status.read() as cur:
+            return names_below(cur, beginning)
 
     def name(self, txn: Transaction, names: list[str], job: str) -> None:
         """Give a stored transaction and its job names; without a job, once it is stored."""

@@ -43,7 +43,7 @@ from txnkv.coordinator.ids import (
     repair_clock,
     stamp_of,
 )
-from txnkv.coordinator.jobs import name_transaction
+from txnkv.coordinator.jobs import name_transaction, names_below
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease
 from txnkv.coordinator.maintenance import watch
 from txnkv.coordinator.orchestration import Participants

@@ -191,6 +191,16 @@ def find_named(cur: apsw.Cursor, name: str) -> NamedRow | None:
     return None if found is None else NamedRow(status_table.get(cur, found[0]), found[1])
 
 
+def names_below(cur: apsw.Cursor, beginning: str) -> list[str]:
+    """Return names that begin so, of transactions that are open or were ended from outside."""
+    begin_so = cur.execute(
+        "SELECT name FROM named_transactions WHERE substr(name, 1, ?) = ?",
+        (len(beginning), beginning),
+    ).fetchall()
+    found = {str(name): find_named(cur, str(name)) for (name,) in begin_so}
+    return [name for name, it in found.items() if it and (it.row.error or not it.row.state.ended)]
+
+
 def name_transaction(cur: apsw.Cursor, name: str, txn_id: int, job_id: str = "") -> NamedRow | None:
     """Give a stored transaction and its job a name. Answers what was under it."""
     before = find_named(cur, name)

@@ -307,7 +307,8 @@ class RemoteClient(RemoteHandle, Client):
 
 @remote_calls(
     "Planning",
-    "schema_of changed timestamp_of kept plan pending is_applied end_named name abandon",
+    "schema_of changed timestamp_of kept plan pending is_applied end_named names_below name "
+    "abandon",
 )
 class RemotePlanning(RemoteHandle, Planning):
     """See `txnkv.client.Planning`."""

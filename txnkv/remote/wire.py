@@ -187,7 +187,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("read", "read_part", names="topic", again=True, stream=True),
         **_all("read", "pending", again=True),
         **_all("none", "latest timestamp_of is_applied", again=True),
-        **_all("write", "end_named name abandon", again=True),
+        **_all("write", "end_named names_below name abandon", again=True),
     },
     "Attempts": _all("none", "wait begin", again=True),
 }

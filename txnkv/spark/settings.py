@@ -371,6 +371,7 @@ class StreamWrite(StorePlace):
         operation_column: of a table: the column that says it for each row; or None.
         app_id: the application that the batches count for; None for the query's id.
         checkpoint: option checkpointLocation, where it was given as one; absolute.
+        query: the query's name, if it has one.
         overwrite: each batch replaces the rows (output mode complete).
         timeout: seconds for the transaction of a micro batch, or None.
     """
@@ -381,6 +382,7 @@ class StreamWrite(StorePlace):
     operation_column: str | None = None
     app_id: str | None = None
     checkpoint: str | None = None
+    query: str | None = None
     overwrite: bool = False
     timeout: float | None = None
 
@@ -398,7 +400,8 @@ class StreamWrite(StorePlace):
         sink = Kind.SINK_TOPIC if kind == "topic" else Kind.SINK_TABLE
         given = option_table.parsed(found, f"a stream into a {kind}", sink)
         checkpoint = option_table.location(of_spark["checkpointLocation"])
-        made = cls(overwrite=overwrite, checkpoint=checkpoint, **given)
+        query = of_spark["queryName"]
+        made = cls(overwrite=overwrite, checkpoint=checkpoint, query=query, **given)
         if made.topic is not None:
             _refuse_overwrite(made.topic, overwrite)
         require_rows_left(made.operation, overwrite)

@@ -22,11 +22,17 @@ Who knows what, in Spark 4:
 So the tasks tell the committer the transaction, and whose batch it is. A batch that fails may
 leave the committer without an answer: then it finds the transaction by the name under which the
 planner left it. The next batch finds it too, so that what a killed driver left goes at once.
+
+Where neither the checkpoint nor an application is told by options (the checkpoint is of Spark's
+conf, say), queries that write side by side look alike to planner and committer. There each
+transaction has a name of its own, to which the tasks add the batch, and the committer of a batch
+that fails ends the one that it can only be. If it might be that of another query, it stays.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -106,6 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._settings = settings
         self._target = _target_of(settings)
         self._begun: Begun | None = None
+        self._single: str | None = None
 
     # -- planner -----------------------------------------------------------------------
 
@@ -117,6 +124,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         names = _names_of(settings)
         for stream in names[:1]:
             Planning.of(client).end_named(stream)
+        if not names and (alike := _alike(settings)) is not None:
+            self._single = alike + uuid.uuid4().hex
+            names = [self._single]
         self._begun = begin_own(client, self._target, settings, names)
 
     # -- tasks -------------------------------------------------------------------------
@@ -142,7 +152,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             done.was_there = True
             return done
         with in_time(self._settings.timeout):
-            stage(self._target, client, begun.joined(client), done, iterator)
+            job = begun.joined(client)
+            if self._single is not None:
+                Planning.of(client).name(job.txn, [f"{self._single} {batch}"], job.id)
+            stage(self._target, client, job, done, iterator)
         return done
 
     # -- committer ---------------------------------------------------------------------
@@ -190,7 +203,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if told is not None and told.begun is not None:
             _roll_back(client, told.begun.token)
             return
-        for own in _names_of(self._settings)[1:]:
+        names = _names_of(self._settings)
+        for own in names[1:] if names else _only_one(client, _alike(self._settings), batchId):
             Planning.of(client).end_named(own)
 
     def _mark(self, query: str | None, batch: int) -> Mark:
@@ -245,6 +259,27 @@ def _names_of(settings: StreamWrite) -> list[str]:
     stream += f", {settings.table or settings.topic}"
     jvm = java.jvm()
     return [stream] if jvm is None else [stream, f"{stream}, {jvm.pid} {jvm.started}"]
+
+
+def _alike(settings: StreamWrite) -> str | None:
+    """The beginning of the names of transactions of queries of this driver that look alike."""
+    jvm = java.jvm()
+    if jvm is None:
+        return None
+    target = (settings.table, settings.topic)
+    return f"query {settings.query!r} into {target!r}, {jvm.pid} {jvm.started}, "
+
+
+def _only_one(client: Client, alike: str | None, batch: int) -> list[str]:
+    """The name of the only transaction that may be of this batch: its tasks have said so, or
+    nothing yet. One that passed its time may be it, too.
+    """
+    batches: dict[str, str] = {}
+    for name in [] if alike is None else Planning.of(client).names_below(alike):
+        single, _, said = name[len(alike or "") :].partition(" ")
+        batches[single] = said or batches.get(single, "")
+    found = [single for single, said in batches.items() if said in ("", str(batch))]
+    return [f"{alike}{single}" for single in found] if len(found) == 1 else []
 
 
 def _roll_back(client: Client, token: str) -> None:
