@@ -53,6 +53,21 @@ def test_exists_ok_gives_the_topic_that_was_made_alike(client: txnkv.Client) -> 
             client.create_topic("a", exists_ok=True, **options)
 
 
+@pytest.mark.parametrize("text", [pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("kind", ["list", "large list", "map"])
+def test_headers_in_other_types_of_text(
+    client: txnkv.Client, events: txnkv.Topic, messages: Messages, text: pa.DataType, kind: str
+) -> None:
+    pair = pa.struct([("name", text), ("value", pa.large_binary())])
+    lists = {"list": pa.list_(pair), "large list": pa.large_list(pair)}
+    headers = pa.array([[("a", b"1"), ("b", b"")], None], pa.map_(text, pa.large_binary()))
+    if kind != "map":
+        rows = [[{"name": "a", "value": b"1"}, {"name": "b", "value": b""}], None]
+        headers = pa.array(rows, lists[kind])
+    client.new_session().send_batch(events, pa.table({"value": ["x", "y"], "headers": headers}))
+    assert [m.headers for m in messages(events)] == [[("a", b"1"), ("b", b"")], []]
+
+
 @pytest.mark.parametrize(
     "options",
     [

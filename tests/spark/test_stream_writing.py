@@ -532,6 +532,20 @@ def test_rows_that_say_what_is_done_with_them(
     nothing_is_left()
 
 
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
+def test_operations_in_other_types_of_text(
+    query: Callable[..., Query], ids: Ids, kind: pa.DataType
+) -> None:
+    """Tasks have them where spark.sql.execution.arrow.useLargeVarTypes says so."""
+    one = query(operationColumn="_op")
+    for number, (ops, left) in enumerate(((["insert"] * 2, [1, 2]), (["delete", "update"], [2]))):
+        plain = batch(1, 2).append_column("_op", pa.array(ops))
+        large = batch(1, 2).append_column("_op", pa.array(ops, kind))
+        told = one.task(one.plan(plain), number, large)
+        one.committer().commit([told], number)
+        assert ids() == left
+
+
 # -- refused while planning ------------------------------------------------------------
 
 

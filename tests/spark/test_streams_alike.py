@@ -1,4 +1,4 @@
-"""Streams whose checkpoint no option tells, so that planner and committer cannot tell them apart."""
+"""Streams whose checkpoint no option tells: planner and committer cannot tell them apart."""
 
 from __future__ import annotations
 

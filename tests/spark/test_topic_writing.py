@@ -57,6 +57,20 @@ def append(frame: Any, **options: str) -> None:
     frame.write.format("txnkv").options(**options).mode("append").save()
 
 
+def test_headers_of_large_types(
+    spark: Any, events: txnkv.Topic, place: dict[str, str], nothing_is_left: Callable[[], None]
+) -> None:
+    large = "spark.sql.execution.arrow.useLargeVarTypes"
+    headers = "array(named_struct('name', 'h', 'value', X'01')) AS headers"
+    spark.conf.set(large, "true")
+    try:
+        append(spark.range(2).selectExpr("'v' AS value", "'k' AS key", headers), **place)
+    finally:
+        spark.conf.unset(large)
+    assert [(m.value, m.headers) for m in read(events)] == [(b"v", [("h", b"\1")])] * 2
+    nothing_is_left()
+
+
 @IN_SPARK
 def test_messages_with_all_that_they_have(
     spark: Any,

@@ -61,6 +61,7 @@ from txnkv.core.column_types import (
     column_type,
     element_type,
     inexact,
+    is_text,
     may_be_key,
     numpy_kind,
     parse_type,

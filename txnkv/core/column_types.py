@@ -156,6 +156,11 @@ def type_name(given: pa.DataType) -> str:
     return str(given)
 
 
+def is_text(given: pa.DataType) -> bool:
+    """Return True for each of Arrow's types of text."""
+    return given in (pa.string(), pa.large_string(), pa.string_view())
+
+
 def storage_type(given: pa.DataType) -> pa.DataType:
     """The type of the buffers of arrays of a type."""
     return given.storage_type if isinstance(given, pa.BaseExtensionType) else given
@@ -174,7 +179,7 @@ def column_type(given: pa.DataType) -> pa.DataType:
         )
     if pa.types.is_dictionary(given):
         return column_type(given.value_type)
-    if pa.types.is_large_string(given) or given == pa.string_view():
+    if is_text(given):
         return pa.string()
     if pa.types.is_large_binary(given) or given == pa.binary_view():
         return pa.binary()
@@ -242,7 +247,7 @@ def _family(given: pa.DataType) -> str:
             return name
     if pa.types.is_timestamp(given):
         return "instant" if given.tz is not None else "timestamp"
-    if pa.types.is_string(given) or pa.types.is_large_string(given) or given == pa.string_view():
+    if is_text(given):
         return "string"
     if pa.types.is_binary(given) or pa.types.is_large_binary(given) or given == pa.binary_view():
         return "binary"

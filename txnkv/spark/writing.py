@@ -43,7 +43,7 @@ from pyspark.sql.types import StructType
 from txnkv.client import Client, Planning
 from txnkv.coordinator import TxnId, TxnState
 from txnkv.core import compute as pc
-from txnkv.core import gathered, key_codec, mark_duplicates, sort_keys
+from txnkv.core import gathered, is_text, key_codec, mark_duplicates, sort_keys
 from txnkv.errors import (
     InvalidTokenError,
     InvalidTxnStateError,
@@ -342,7 +342,7 @@ class _Split:
                 f"option operationColumn names {column!r}, which is a column of the table: give "
                 "the column that says what is done another name"
             )
-        if not pa.types.is_string(given.field(column).type):
+        if not is_text(given.field(column).type):
             raise SchemaError(
                 f"column {column!r} (option operationColumn) is a string, not "
                 f"{given.field(column).type}"
@@ -360,7 +360,8 @@ class _Split:
         """Yield operations with their rows, in an order of no matter: no key is in two of them."""
         if not rows.num_rows:
             return
-        said = rows[self._column]
+        said = pc.cast(rows[self._column], pa.string())
+        rows = rows.set_column(rows.column_names.index(self._column), self._column, said)
         known = pc.is_in(said, value_set=_SAID)
         if not pc.all(known).as_py():
             wrong = said.filter(pc.invert(known))[0].as_py()

@@ -388,13 +388,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _is_pairs(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
-        return pa.types.is_string(kind.key_type) and _is_bytes(kind.item_type)
+        return core.is_text(kind.key_type) and _is_bytes(kind.item_type)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False
     pair = kind.value_type
     if not pa.types.is_struct(pair) or pair.num_fields != 2:
         return False
-    return pa.types.is_string(pair.field(0).type) and _is_bytes(pair.field(1).type)
+    return core.is_text(pair.field(0).type) and _is_bytes(pair.field(1).type)
 
 
 def _column(name: str, array: pa.Array) -> pa.Array:
