@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_548, "server": 1_501,
-    "topics": 12_656, "tables": 10_092, "storage": 4_912, "cli": 5_102, "coordinator": 3_290,
-    "transaction": 3_666, "core": 3_543, "spark": 2_389, "client": 4_377, "aio": 699,
+    "remote": 2_551, "server": 1_501,
+    "topics": 12_658, "tables": 10_097, "storage": 4_955, "cli": 5_102, "coordinator": 3_287,
+    "transaction": 3_666, "core": 3_550, "spark": 2_389, "client": 4_377, "aio": 699,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 

@@ -239,6 +239,7 @@ def test_what_a_handler_raises_comes_out_of_a_wait_that_looks_for_others(
         raise raised[0]
 
     other, baton = Waiting(watch, None, check), threading.Lock()
+    other.mark()
     baton.acquire()
     watch._asleep[other] = baton
     with pytest.raises(TimeoutError, match="the time is over"):

@@ -416,3 +416,33 @@ def test_time_zones_are_looked_up_when_a_column_is_made(client: txnkv.Client) ->
     with pytest.raises(txnkv.SchemaError, match="there is no time zone 'No/Where'"):
         client.create_topic("e", value_schema={"v": "timestamp[us, tz=No/Where]"})
     assert client.tables() == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("list<timestamp[us]>", np.array(["2026-01-02"], "M8[D]")),
+        ("list<duration[us]>", np.array([1, 5], "m8[s]")),
+        ("list<date32>", np.array([5], "M8[ns]")),
+        ("list<list<duration[us]>>", [np.array([1], "m8[s]")]),
+        ("date32", np.datetime64(5, "ns")),
+        ("date32", np.complex128(3 + 2j)),
+        ("timestamp[us]", np.array(["2026-01-02", "2026-01-03"], "M8[us]")),
+        ("duration[us]", np.array([1, 2], "m8[us]")),
+    ],
+)
+def test_times_of_numpy_that_would_be_others(client: txnkv.Client, kind: str, value: Any) -> None:
+    """They were stored as other times, or raised an error of numpy's."""
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    with pytest.raises(txnkv.SchemaError, match="column 'v'"):
+        table.upsert({"id": 1, "v": value})
+
+
+def test_a_time_of_numpy_that_python_has_not_is_written(client: txnkv.Client) -> None:
+    """A session that had one could write nothing any more."""
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "timestamp[us]"}, ["id"]))
+    with client.new_session() as session:
+        session.upsert(table, (1, np.datetime64("30000-01-01", "us")))
+        session.upsert(table, (2, pa.scalar(2**62, pa.timestamp("us"))))
+    found = table.scan(ordered=True).to_arrow()["v"].cast(pa.int64()).to_pylist()
+    assert found == [884541340800000000, 2**62]

@@ -467,8 +467,8 @@ class Consumer(Closing):
         if self._whole is not None or self._engine.current(self._topic) is not self._topic:
             return True
         self._ends.look()
-        ends, ids = self._ends, self._topic.partitions
-        return any(ends.has_new(ids[number], read) for number, read in self._readers.items())
+        ends, ids, readers = self._ends, self._topic.partitions, list(self._readers.items())
+        return any(ends.has_new(ids[number], reader) for number, reader in readers)
 
     @brief
     def _gather(self, most: int) -> _Parts:

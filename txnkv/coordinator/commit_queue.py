@@ -36,8 +36,6 @@ from txnkv.storage import BusyError, TaskThread, clock, is_calm, new_baton, new_
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
-_LATE: Final = 0.05
-"""Seconds after which a thread that has not begun to lead has another take its post."""
 
 
 class SmallCommit(NamedTuple):
@@ -177,7 +175,6 @@ class CommitQueue:
         with self._mutex:
             self._queue.append(waiting)
             leads, self._leading = not self._leading, True
-        self._thread.replace(waiting.began - _LATE)
         if leads:
             self._lead_on_thread()
         return future
@@ -193,7 +190,7 @@ class CommitQueue:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
-        self._thread.replace()
+        self._thread.leave()
         while self._leading:
             time.sleep(0.001)
         self._thread.close()
@@ -201,7 +198,7 @@ class CommitQueue:
     def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
-        self._thread.replace()
+        self._thread.leave()
         seconds = patience()
         if seconds is None and deadline is not None:
             seconds = max(deadline - clock.monotonic_micros(), 0) / 1e6

@@ -64,6 +64,7 @@ from txnkv.core.column_types import (
     is_text,
     may_be_key,
     numpy_kind,
+    other_unit,
     parse_type,
     plain_values,
     require_finite,

@@ -365,9 +365,20 @@ def inexact(value: Any) -> str | None:
     if kind == "none" and getattr(value, "nanosecond", getattr(value, "nanoseconds", 0)) > 0:
         return f"{value!r} has more digits of a second than the column, which would be lost"
     has_part = hasattr(value, "__int__") and not hasattr(value, "__index__")
-    if kind in "fb" or (kind == "none" and has_part) or (kind in "mM" and value != value):
+    is_nat = kind in "mM" and not value.ndim and value != value
+    if kind in "fbc" or (kind == "none" and has_part) or is_nat:
         return f"{value!r} is a {type(value).__name__}"
     return None
+
+
+def other_unit(values: Any, unit: str) -> str | None:
+    """Say what is wrong with an array of numpy's times, whose unit pyarrow does not look at in a
+    list; None: nothing is.
+    """
+    if numpy_kind(values) not in "mM" or values.dtype.str.endswith(f"[{unit}]"):
+        return None
+    right = f"{values.dtype.kind}8[{unit}]"
+    return f"it is an array of {values.dtype}: give .astype({right!r}).tolist()"
 
 
 def require_finite(array: pa.Array, values: Iterable[Any]) -> None:

@@ -31,7 +31,7 @@ from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
-from txnkv.storage import TaskThread, new_rlock
+from txnkv.storage import TaskThread, new_lock, new_rlock
 from txnkv.tables import Schema
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -460,13 +460,13 @@ class Committer:
         self._connection = connection
         self._waiting: deque[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = deque()
         self._thread = TaskThread("txnkv-remote")
+        self._sending = new_lock()  # in the order of the calls
 
     def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
         """Have a transaction committed, after these calls of it."""
         found: Future[Timestamp] = Future()
         found.set_running_or_notify_cancel()
         self._waiting.append((txn, calls, found))
-        self._thread.replace()
         if not self._thread.hand(self._send):
             self._send()
         return found
@@ -477,18 +477,21 @@ class Committer:
 
     def _send(self) -> None:
         parts: list[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = []
-        while self._waiting and len(parts) < _MOST_TOGETHER:
-            parts.append(self._waiting.popleft())
-        if not parts:
-            return  # the request before took it along
-        content = [[txn, [call.content() for call in calls]] for txn, calls, _ in parts]
-        call = Call("Client", self._connection, "commits", (content,))
-        answers: list[Any] = []
-        try:
-            answers = self._connection.channel.call(call)
-        except Exception as error:
+        answers, failed = list[Any](), None
+        with self._sending:
+            while self._waiting and len(parts) < _MOST_TOGETHER:
+                parts.append(self._waiting.popleft())
+            if not parts:
+                return  # the request before took it along
+            content = [[txn, [call.content() for call in calls]] for txn, calls, _ in parts]
+            call = Call("Client", self._connection, "commits", (content,))
+            try:
+                answers = self._connection.channel.call(call)
+            except Exception as error:
+                failed = error
+        if failed is not None:
             for txn, _, future in parts:
-                _settle(future, txn, error)
+                _settle(future, txn, failed)
         for (txn, calls, future), answer in zip(parts, answers, strict=False):
             for each in calls:
                 if each.done is not None:

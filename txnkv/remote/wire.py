@@ -552,7 +552,7 @@ def _datetime(text: str, zone: str | None) -> datetime:
     at = datetime.fromisoformat(text)
     try:
         return at if zone is None else at.astimezone(ZoneInfo(zone))
-    except (ValueError, ZoneInfoNotFoundError):
+    except (ValueError, OverflowError, ZoneInfoNotFoundError):
         return at
 
 

@@ -82,6 +82,8 @@ _here: Final = threading.get_ident
 _END: Final = object()
 _LOOK_EVERY: Final = 0.2
 """Seconds."""
+_HELD: Final = 0.05
+"""Seconds for which tasks wait for a thread that is busy, before another does them."""
 
 
 class Abandoned(Exception):
@@ -253,8 +255,8 @@ def submitted(pool: Executor, fn: Callable[..., T], *args: Any) -> Future[T]:
 
 
 class TaskThread:
-    """A thread that does tasks in their order, callbacks of the program among them: another takes
-    its place while it is held by one (`replace`).
+    """A thread that does tasks in their order, callbacks of the program among them: where one
+    holds it while others wait, another thread takes its place.
 
     Args:
         name: of the thread.
@@ -264,7 +266,10 @@ class TaskThread:
         self._name = name
         self._mutex = new_lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._place = 0  # how often it was taken
         self._ident: int | None = None
+        self._busy = self._watched = False
+        self._held: dict[int, ThreadPoolExecutor] = {}  # by thread, whose place was taken
         self._tasks: deque[tuple[float, Callable[[], object]]] = deque()  # with when they came
 
     def hand(self, task: Callable[[], object]) -> bool:
@@ -274,54 +279,93 @@ class TaskThread:
             with suppress(ValueError):  # another has taken it
                 self._tasks.remove(waiting)
                 return False
+        if self._busy:
+            self._watch()
         return True
 
-    def replace(self, before: float = 0.0) -> None:
-        """Have another thread do what waits, where this one is it, or where it has not come to what
-        it was given before `before`, monotonic seconds.
-        """
-        if _here() != self._ident:
+    def leave(self) -> None:
+        """Have another thread do what waits, where this is the one: it is going to wait."""
+        if _here() == self._ident:
+            self._replace()
+
+    def close(self) -> None:
+        """Wait until what it was given is done, but by this thread."""
+        self.leave()
+        if self._pool is not None:
+            self._pool.shutdown()
+        for ident, pool in list(self._held.items()):
+            if ident != _here():
+                pool.shutdown()
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            timer = threading.Timer(_HELD, self._look)
+            timer.daemon = True
             try:
-                if self._tasks[0][0] >= before:
-                    return
-            except IndexError:
-                return
+                timer.start()
+            except RuntimeError:  # the machine gives none
+                self._watched = False
+
+    def _look(self) -> None:
+        self._watched = False
+        try:
+            since = self._tasks[0][0]
+        except IndexError:
+            return
+        if self._busy and since < time.monotonic() - _HELD:
+            self._replace()
+        else:
+            self._watch()
+
+    def _replace(self) -> None:
         with self._mutex:
-            former, self._pool, self._ident = self._pool, None, None
+            former, self._pool = self._pool, None
+            ident, self._ident = self._ident, None
+            if former is not None and ident is not None:
+                self._held[ident] = former
+            self._place += 1
+            self._busy = False
         if former is not None:
             former.shutdown(wait=False)
         for _ in range(len(self._tasks)):
             if not self._wake():
-                self._do()
-
-    def close(self) -> None:
-        """Wait until what it was given is done."""
-        self.replace()
-        if self._pool is not None:
-            self._pool.shutdown()
+                self._do(self._place)
 
     def _wake(self) -> bool:
-        if (pool := self._pool) is None:
-            with self._mutex:
-                pool = self._pool = self._pool or ThreadPoolExecutor(
-                    1, thread_name_prefix=self._name, initializer=self._begin
+        with self._mutex:
+            pool, place = self._pool, self._place
+            if pool is None:
+                pool = self._pool = ThreadPoolExecutor(
+                    1, thread_name_prefix=self._name, initializer=partial(self._begin, place)
                 )
         try:
-            pool.submit(self._do)
+            pool.submit(self._do, place)
         except RuntimeError:
             self._pool = None  # what it has in its own queue, it never does
             return False
         return True
 
-    def _begin(self) -> None:
-        self._ident = _here()
+    def _begin(self, place: int) -> None:
+        with self._mutex:
+            if place == self._place:
+                self._ident = _here()
 
-    def _do(self) -> None:
-        try:
+    def _do(self, place: int) -> None:
+        with self._mutex:
+            if place != self._place or not self._tasks:
+                return  # the thread that took the place does it, or has
             task = self._tasks.popleft()[1]
-        except IndexError:  # the thread that took the place has done it
-            return
-        task()
+            self._busy = True
+        if self._tasks:
+            self._watch()
+        try:
+            task()
+        finally:
+            if place == self._place:
+                self._busy = False
+            else:
+                self._held.pop(_here(), None)
 
 
 def shielded(fn: Callable[P, T]) -> Callable[P, T]:

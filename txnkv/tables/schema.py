@@ -21,6 +21,7 @@ from txnkv.core import (
     json_of,
     may_be_key,
     numpy_kind,
+    other_unit,
     parse_type,
     plain_values,
     require_finite,
@@ -441,16 +442,12 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
 
 
 def normal(name: str, kind: pa.DataType, value: Any) -> Any:
-    """A value as the column gives it back.
-
-    Raises:
-        SchemaError: it does not fit.
-    """
+    """A value as the column gives it back; SchemaError where it does not fit."""
     scalar = column_array(name, kind, [value])[0]
     try:
         return scalar.as_py()
-    except (ValueError, OverflowError):
-        return value  # an instant that Python cannot name: the column takes it as a number
+    except (ValueError, OverflowError):  # an instant that Python cannot name is taken as a number
+        return getattr(scalar, "value", value)
 
 
 def _converted(kind: pa.DataType, values: Sequence[Any]) -> Sequence[Any]:
@@ -524,7 +521,9 @@ def _no_decimal(value: Any) -> str | None:
 
 
 def _no_date(value: Any) -> str | None:
-    if isinstance(value, datetime) or numpy_kind(value) == "m":
+    kind = numpy_kind(value)
+    is_fine = kind == "M" and value.dtype.str[-3] in "npfa"  # finer than a microsecond
+    if isinstance(value, datetime) or kind == "m" or is_fine:
         return f"{value!r} is a {type(value).__name__}"
     return inexact(value)
 
@@ -566,8 +565,10 @@ def _in_list(complaint: _Complaint | None) -> _Complaint | None:
         return None
 
     def look(values: Any) -> str | None:
-        there = values if isinstance(values, Iterable) else ()  # pyarrow says what else it is
-        return _first(complaint(value) for value in there if value is not None)
+        if not isinstance(values, Iterable) or not getattr(values, "ndim", 1):
+            return None  # pyarrow says what it is
+        wrong = other_unit(values, "D" if complaint is _no_date else "us")
+        return wrong or _first(complaint(value) for value in values if value is not None)
 
     return look
 

@@ -199,7 +199,7 @@ class Session(Closing):
 
         if context is not None:
             return self._errors.result(write(context))
-        again = not isinstance(data, pa.RecordBatchReader)
+        again = hasattr(data, "__len__")  # else it may be a stream, which is read once
         return self._errors.result(write_alone(self._connection.instance, write, again=again))
 
     # -- messages --------------------------------------------------------------------------

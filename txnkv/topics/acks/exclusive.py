@@ -75,7 +75,7 @@ class Exclusive:
         self._number: int | None = None
         self._returned = 0  # the last row of `returned_acks` that was read
         self._kept = 0  # so many rows were read and not deleted
-        self._commits, self.version = 0, -1
+        self._changes, self.version = 0, -1
         self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
         self.gaps: Held = {}
@@ -103,16 +103,17 @@ class Exclusive:
         if number is not None and number == self._store.runtime.change_word():
             return
         while True:
-            commits = self._commits
+            before = self._changes
             number = self._store.runtime.change_number()
             found = None
             with self._store.status.read(durable=False) as cur:
-                version = self._version(cur)
+                version = self.version_in(cur)
                 if version != self.version:
                     found = self._read(cur)
             with self.lock:
-                if found is not None and commits != self._commits:
-                    continue  # what was read may be older than what was deleted here meanwhile
+                if before != self._changes:
+                    continue  # what was read may be older than what came here meanwhile
+                self._changes += 1
                 if found is not None and version != _GONE:
                     self._adopt(found)
                 self.version = version
@@ -124,7 +125,8 @@ class Exclusive:
         """The subscription was dropped, as of the last look."""
         return self.version == _GONE
 
-    def _version(self, cur: apsw.Cursor) -> int:
+    def version_in(self, cur: apsw.Cursor) -> int:
+        """Return the version that status.db has: others wrote, where it is another."""
         found = cur.execute("SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)).get
         return _GONE if found is None else int(found)
 
@@ -397,7 +399,7 @@ class Exclusive:
     def current(self, cur: apsw.Cursor) -> bool:
         """Tell whether memory is the whole truth, inside a write to status.db."""
         seen = self._number is not None and self._number == self._store.runtime.change_number()
-        if seen or self._version(cur) == self.version:
+        if seen or self.version_in(cur) == self.version:
             return True
         self._unbroken = set()  # others may have deleted beyond the marks
         return False
@@ -443,7 +445,7 @@ class Exclusive:
         If nobody committed before that write unseen, there is nothing more to look at after it.
         """
         with self.lock:
-            self._commits += 1
+            self._changes += 1
             for partition_id, ranges in deleted.items():
                 cursor = self.cursors[partition_id]
                 counts = self.redelivered[partition_id]

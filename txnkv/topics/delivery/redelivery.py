@@ -420,8 +420,9 @@ class ExclusiveReader(DeliveryReader):
         """Tell whether a change of the store may be one for the next look; in whichever thread."""
         state = self._state
         self._topics.require_live(state.info.topic)
-        state.look()
-        if state.version != self._version or state.something_back():
+        with self._topics.store.status.read(durable=False) as cur:
+            version = state.version_in(cur)  # taken in by the one who waits alone
+        if version != self._version or state.something_back():
             return True
         self._ends.look()
         return any(source.may_have_new(self._ends) for source in tuple(self._sources))
