@@ -231,6 +231,7 @@ CORRUPTED = {
     "empty text": (lambda token: "", "empty"),
     "cut by one": (lambda token: bytes(token)[:-1], "73 bytes"),
     "cut to one": (lambda token: bytes(token)[:1], "1 bytes"),
+    "no token": (lambda token: "abc", "2 bytes: it was cut, or is no token"),
     "a byte more": (lambda token: bytes(token) + b"\0", "75 bytes"),
     "version 3": (lambda token: b"\3" + bytes(token)[1:], "version 3, this program reads up to 2"),
     "text of another alphabet": (lambda token: "!" + str(token)[1:], "base64"),

@@ -103,6 +103,30 @@ def test_a_read_is_refused(where: dict[str, str], options: dict[str, str], words
     assert re.search(words, repr(refused.value))
 
 
+def test_columns_and_a_schema_that_say_otherwise(where: dict[str, str]) -> None:
+    from pyspark.sql.types import StructType
+
+    source = txnkv.spark.TxnkvDataSource(where | {"columns": "id"})
+    source.reader(source.schema())
+    with pytest.raises(ValueError, match="option columns names id, and the schema given has v"):
+        source.reader(StructType().add("v", "string"))
+    close_clients()
+
+
+def test_times_with_a_zone_and_without(spark: Any, client: txnkv.Client) -> None:
+    columns = {"id": "int64", "at": "timestamp[us]?", "when": "timestamp[us, tz=UTC]?"}
+    client.create_table("times", txnkv.Schema(columns, primary_key=["id"]))
+    source = txnkv.spark.TxnkvDataSource({"path": client.path, "table": "times"})
+    for name, given, wanted in (
+        ("at", "TIMESTAMP", "TIMESTAMP_NTZ"),
+        ("when", "TIMESTAMP_NTZ", "TIMESTAMP"),
+    ):
+        frame = spark.sql(f"SELECT 1L AS id, CAST(null AS {given}) AS {name}")
+        with pytest.raises(txnkv.SchemaError, match=rf"'{name}' .*CAST\(\.\.\. AS {wanted}\)"):
+            source.writer(frame.schema, overwrite=False)
+    close_clients()
+
+
 def test_a_read_is_refused_in_planning(load: Callable[..., Any]) -> None:
     from pyspark.errors import AnalysisException
 
@@ -125,6 +149,7 @@ def test_a_read_is_refused_in_planning(load: Callable[..., Any]) -> None:
         ("SELECT 1.5D AS id, 'a' AS v", {}, "column 'id' is int64, the data has double"),
         ("SELECT 1L AS id, named_struct('a', 1) AS v", {}, "column 'v' is string"),
         ("SELECT 1L AS id, interval '1' year AS v", {}, "Spark cannot hand over"),
+        ("SELECT 1L AS id, array() AS v", {}, r"'v', array<void>; .* CAST\(v AS array<int>\)"),
     ],
 )
 def test_a_write_is_refused(

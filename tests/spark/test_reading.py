@@ -84,7 +84,12 @@ def test_every_partition_reads_the_snapshot_of_planning(
 
 
 @pytest.mark.usefixtures("clients_are_closed")
-def test_a_read_that_outlasts_the_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_read_that_outlasts_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("txnkv.spark.reading._in_stream", lambda: stream)
+    advice = r"in a streaming query, .* foreach_batch" if stream else r"load\(\) again.*token"
     with txnkv.connect(tmp_path / "short", history=0.1) as client:
         client.create_table("t", SCHEMA)
         write(client, 1)
@@ -93,9 +98,7 @@ def test_a_read_that_outlasts_the_history(tmp_path: Path) -> None:
         client.run(lambda txn: txn.upsert("t", {"id": 1, "v": "new"}))
         time.sleep(0.2)
         client.compact()
-        with pytest.raises(
-            txnkv.HistoryExpiredError, match=r"back to \S+\. .*load\(\) again.*token"
-        ):
+        with pytest.raises(txnkv.HistoryExpiredError, match=rf"back to \S+\. .*{advice}"):
             list(reader.read(part))
 
 

@@ -256,6 +256,11 @@ def test_errors_of_a_full_disk_name_path_and_reason(tmp_path: Path, code: int) -
     assert str(tmp_path) in str(error)
 
 
+def test_no_memory_names_what_limits_it(tmp_path: Path) -> None:
+    error = lmdb_error(OSError(errno.ENOMEM, "x"), tmp_path)
+    assert "spark.executor.pyspark.memory" in str(error)
+
+
 def test_input_output_error_with_room_on_the_disk_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"x")
     assert isinstance(lmdb_error(OSError(errno.EIO, "x"), tmp_path), UnavailableError)

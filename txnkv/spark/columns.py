@@ -109,7 +109,16 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
     try:
         return to_arrow_schema(schema, timezone="UTC")
     except Exception as error:  # pyspark raises several kinds, by type and version
-        raise SchemaError(f"Spark cannot hand over {schema.simpleString()}: {error}") from None
+        raise SchemaError(f"Spark cannot hand over {_untyped(schema)}: {error}") from None
+
+
+def _untyped(schema: spark.StructType) -> str:
+    for field in schema:
+        kind = field.dataType.simpleString()
+        if "void" in kind and kind != "void":
+            typed = kind.replace("void", "int")
+            return f"column {field.name!r}, {kind}; say of what, as CAST({field.name} AS {typed})"
+    return schema.simpleString()
 
 
 def require_promised(table: str, now: Schema, promised: pa.Schema) -> None:
@@ -213,7 +222,19 @@ class FromSpark(Retyped):
 
     def __init__(self, table: Schema, given: pa.Schema, op: str = "insert") -> None:
         super().__init__({name: column.type for name, column in table.columns.items()}, given)
-        Normaliser(table, self.schema, op)
+        try:
+            Normaliser(table, self.schema, op)
+        except SchemaError as error:
+            raise _advised(error) from None
+
+
+def _advised(error: SchemaError) -> SchemaError:
+    """The error with Spark's way to mend it, in place of pyarrow's."""
+    for advice, kind in (("clock is meant", "TIMESTAMP_NTZ"), ("time it is", "TIMESTAMP")):
+        found, there, _ = str(error).partition(f": say whose {advice}")
+        if there:
+            return SchemaError(f"{found}: CAST(... AS {kind}) takes the session's time zone")
+    return error
 
 
 def _unsigned(given: pa.DataType, column: pa.DataType) -> pa.DataType:

@@ -44,6 +44,7 @@ from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -128,10 +129,15 @@ class TxnkvReader(DataSourceReader):
                 yield convert.batch(batch)
         except HistoryExpiredError as error:
             found = str(error).partition(". Read at a later time")[0]
+            advice = (
+                "in a streaming query, call load() inside of foreach_batch, and join there"
+                if _in_stream()
+                else "call load() again; for a read that takes longer, give the store or the table "
+                "a larger history=, or read with a token of an open transaction"
+            )
             raise HistoryExpiredError(
                 f"{found}. A data frame keeps the snapshot of its first action, but not its "
-                "history: call load() again; for a read that takes longer, give the store or the "
-                "table a larger history=, or read with a token of an open transaction"
+                f"history: {advice}"
             ) from error
 
     def _scan(self) -> Scan:
@@ -146,6 +152,11 @@ class TxnkvReader(DataSourceReader):
         seen = planning.schema_of(name, snapshot.timestamp)
         require_promised(name, seen, self._expected)
         return client.table(name).scan(columns, self._where, snapshot)
+
+
+def _in_stream() -> bool:
+    task = TaskContext.get()
+    return task is not None and task.getLocalProperty("sql.streaming.queryId") is not None
 
 
 class PushingReader(TxnkvReader):

@@ -80,7 +80,8 @@ class TxnkvDataSource(DataSource):
             from txnkv.spark.reading import TopicReader
 
             of_topic = TopicRead.of_batch(self.options)
-            _require_same(schema, _topic_schema(of_topic, schema), f"topic {of_topic.topic!r}")
+            own = _topic_schema(of_topic, schema)
+            _require_same(schema, own, f"topic {of_topic.topic!r}", of_topic.columns)
             return TopicReader(of_topic, arrow_schema(schema))
         if kind == CHANGES:
             raise NotSupportedError(
@@ -91,7 +92,7 @@ class TxnkvDataSource(DataSource):
 
         settings = Settings.of_read(self.options)
         own = spark_schema(schema_of(settings), schema.names)
-        _require_same(schema, own, f"table {settings.table!r}")
+        _require_same(schema, own, f"table {settings.table!r}", settings.columns)
         pushing = settings.push_filters and pushdown_asked_for()
         return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))
 
@@ -128,12 +129,13 @@ class TxnkvDataSource(DataSource):
 
             changes = ChangesRead.of_stream(self.options)
             own = _changes_schema(changes, schema)
-            _require_same(schema, own, f"changes of table {changes.table!r}")
+            _require_same(schema, own, f"changes of table {changes.table!r}", changes.columns)
             return ChangesStreamReader(changes, arrow_schema(schema))
         from txnkv.spark.streams import TopicStreamReader
 
         settings = TopicRead.of_stream(self.options)
-        _require_same(schema, _topic_schema(settings, schema), f"topic {settings.topic!r}")
+        own = _topic_schema(settings, schema)
+        _require_same(schema, own, f"topic {settings.topic!r}", settings.columns)
         return TopicStreamReader(settings, arrow_schema(schema))
 
     def streamWriter(  # noqa: N802
@@ -166,12 +168,20 @@ def _changes_schema(settings: ChangesRead, asked: StructType | None) -> StructTy
     return changes_schema(table.schema, settings.columns if asked is None else asked.names)
 
 
-def _require_same(given: StructType, own: StructType, what: str) -> None:
+def _require_same(
+    given: StructType, own: StructType, what: str, columns: tuple[str, ...] | None
+) -> None:
     """Refuse a schema of the caller's that is not ours.
 
     Raises:
         SchemaError: a type differs, or nulls may come where the caller has none.
+        ValueError: it has other columns than option `columns` says.
     """
+    if columns is not None and tuple(given.names) != columns:
+        raise ValueError(
+            f"option columns names {', '.join(columns)}, and the schema given has "
+            f"{', '.join(given.names)}: leave out one of them"
+        )
     for mine, theirs in zip(own, given, strict=True):
         if mine.dataType != theirs.dataType or (mine.nullable and not theirs.nullable):
             raise SchemaError(

@@ -182,8 +182,9 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
     if code == errno.ENOMEM:
         return UnavailableError(
             f"no memory for {path}: {error}. Each part of a store maps 64 GiB of address space, of "
-            "which only what is in use takes memory: raise `ulimit -v`, if that is the limit, and "
-            "try again. Nothing was changed"
+            "which only what is in use takes memory. `ulimit -v` limits the address space, as do "
+            "Spark's spark.executor.pyspark.memory and spark.sql.planner.pythonExecution.memory: "
+            "leave them out, or raise them, and try again. Nothing was changed"
         )
     if isinstance(error, lmdb.PanicError) or code == errno.EIO:
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""

@@ -148,6 +148,11 @@ def _parted(data: bytes) -> tuple[bytes, tuple[str, ...]]:
     """
     if not data:
         raise InvalidTokenError("the token is empty: pass what Transaction.serialize() returned")
+    if len(data) < _BODY.size + _HMAC_BYTES:  # of any version
+        raise InvalidTokenError(
+            f"the token has {len(data)} bytes: it was cut, or is no token. Pass what "
+            "Transaction.serialize() returned"
+        )
     if data[0] not in (_VERSION, _WITH_ADDRESSES):
         raise InvalidTokenError(
             f"the token has format version {data[0]}, this program reads up to {_WITH_ADDRESSES}: "
@@ -228,5 +233,8 @@ def _raw(token: TxnToken | bytes | str) -> bytes:
                 token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True
             )
         except (binascii.Error, ValueError, UnicodeEncodeError):
-            raise InvalidTokenError("the token is not URL-safe base64: it was altered") from None
+            raise InvalidTokenError(
+                "the token is not URL-safe base64: it was altered, or is no token. Pass what "
+                "Transaction.serialize() returned"
+            ) from None
     raise TypeError(f"a token is TxnToken, bytes or str, not {type(token).__name__}")

@@ -117,7 +117,9 @@ class TabletParticipants(Participants):
                         _operation(later),
                         tablet.table.name,
                         tablet.readable_key(key),
-                        AlreadyPresentError("two workers of this transaction staged the key"),
+                        AlreadyPresentError(
+                            "two workers of this transaction (tasks or processes) wrote the key"
+                        ),
                     )
                     for key in found
                 ]
