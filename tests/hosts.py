@@ -18,7 +18,6 @@ HELD = "what is given up is held until the next request or heartbeat"
 ADDRESS = "a token of a server's client has its address, and so more bytes"
 FOLDER = "another test does it in the folder, this one over a server alone"
 REPLACED = "the folder is put in another's place, which the server has open"
-IN_ORDER = "futures of a server's client are completed one after the other"
 HISTORY = "the server's own clients keep the history that it drops"
 
 QUICK = {
@@ -28,7 +27,7 @@ QUICK = {
     "client.test_one_row": {},
 }
 SLOW = {
-    "client.test_callbacks": {"test_a_callback_that_is_slow_holds_nobody_up": IN_ORDER},
+    "client.test_callbacks": {},
     "client.test_group_consumer": {},
     "client.test_operations": {},
     "client.test_session_acks": {

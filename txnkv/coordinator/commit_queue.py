@@ -4,8 +4,8 @@ The first to come leads: it commits one group, all who wait when it has the writ
 passes the lead on to the first of those who came meanwhile. Each thread sleeps on a lock of its
 own and is woken once, to lead or to go on with its answer. Futures are led by a thread of the
 library, and completed by it where a brief call leads: their callbacks are the program's. What they
-do holds nobody up: who comes takes the lead over from a thread that has not begun with it, and that
-thread gives its post to another before it waits for a commit.
+do holds nobody up for long: who comes takes the lead over from a thread that has not begun with it,
+and another takes the place of that thread (`TaskThread`).
 
 Whoever has a deadline does not wait for the write lock itself: when it is not free, that thread
 leads instead. What is still in the queue at its deadline is taken out and never written; what was

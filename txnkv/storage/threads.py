@@ -342,7 +342,8 @@ class TaskThread:
         try:
             pool.submit(self._do, place)
         except RuntimeError:
-            self._pool = None  # what it has in its own queue, it never does
+            if self._pool is pool:
+                self._pool = None  # what it has in its own queue, it never does
             return False
         return True
 

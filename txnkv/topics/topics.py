@@ -143,7 +143,7 @@ class Look(NamedTuple):
     marker_end: int
 
 
-class _Ends:
+class _NextOffsets:
     """Next offsets as of a change number, by topic and partition, and who asked for them."""
 
     def __init__(self, number: int | None) -> None:
@@ -174,7 +174,7 @@ class Topics(Catalog[TopicInfo]):
         self._lock = new_lock()
         self._partitions: dict[int, Partition] = {}
         self._looks: dict[int, tuple[int, Look]] = {}
-        self._ends = _Ends(None)
+        self._next_offsets = _NextOffsets(None)
 
     def current(self, topic: TopicInfo) -> TopicInfo:
         """Return a topic with the options and partitions that it has now.
@@ -316,11 +316,11 @@ class Topics(Catalog[TopicInfo]):
         durable yet gave count. No I/O while nothing is committed in the store: who asks first then
         reads for all that have asked since the change before, many perhaps that wait.
         """
-        number, ends = self.store.runtime.change_number(), self._ends
+        number, ends = self.store.runtime.change_number(), self._next_offsets
         wanted = {topic_id}
         if number is None or number != ends.number:
             wanted |= set() if number is None else ends.asked
-            ends = _Ends(number)
+            ends = _NextOffsets(number)
         if topic_id not in ends.found:
             with self.store.status.read(durable=False) as cur:
                 for id in wanted:
@@ -330,7 +330,7 @@ class Topics(Catalog[TopicInfo]):
                         )
                     )
             if number is not None:
-                self._ends = ends
+                self._next_offsets = ends
         ends.asked.add(topic_id)
         return ends.found[topic_id]
 
@@ -344,6 +344,6 @@ class Topics(Catalog[TopicInfo]):
 
     def after_fork_in_child(self) -> None:
         """Forget what the parent looks at."""
-        self._looks, self._ends = {}, _Ends(None)
+        self._looks, self._next_offsets = {}, _NextOffsets(None)
         self.watch = Watch(self.store.runtime, self.log)
         self.local = LocalSubscriptions()

@@ -421,7 +421,7 @@ class ExclusiveReader(DeliveryReader):
         state = self._state
         self._topics.require_live(state.info.topic)
         with self._topics.store.status.read(durable=False) as cur:
-            version = state.version_in(cur)  # taken in by the one who waits alone
+            version = state.version_in(cur)  # the consumer's own look takes it in
         if version != self._version or state.something_back():
             return True
         self._ends.look()
