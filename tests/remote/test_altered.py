@@ -88,3 +88,49 @@ def test_a_table_that_is_made_in_a_transaction(both: tuple[txnkv.Client, txnkv.C
         txn.insert("later", (1, 10, 20))
         txn.insert("later", {"id": 2, "b": 5})
     assert made.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ({"rename": {"a": "b", "b": "a"}}, {"id": 1, "a": 10, "b": 20}),
+        ({"drop": ["a"], "rename": {"b": "a"}}, {"id": 1, "a": 10}),
+        ({"drop": ["a"], "add": {"a": "int64?"}}, {"id": 1, "a": 10, "b": 20}),
+    ],
+    ids=["swapped", "given on", "made anew"],
+)
+def test_nothing_goes_into_the_column_that_had_the_name(
+    store: txnkv.Client, remote: Remote, change: Any, again: Any
+) -> None:
+    """Nor is it lost, where a client writes that has not heard of the change."""
+    there, other = remote(), remote()
+    for n, give in enumerate((_run, _flush, _commit_async)):
+        here = store.create_table(f"t{n}", SCHEMA)
+        table = there.table(f"t{n}")
+        other.table(f"t{n}").alter(**change)
+        give(there, table, {"id": 1, "a": 10, "b": 20}, again)
+        assert here.get(1) == again
+
+
+def _run(client: txnkv.Client, table: txnkv.Table, row: Any, again: Any) -> None:
+    tries: list[Any] = [row, again]
+    client.run(lambda txn: txn.upsert(table, tries.pop(0)))
+    assert not tries
+
+
+def _flush(client: txnkv.Client, table: txnkv.Table, row: Any, again: Any) -> None:
+    with client.new_session() as session:
+        session.insert(table, row)
+        with pytest.raises(txnkv.RowErrors, match="was altered") as refused:
+            session.flush()
+        assert [each.key for each in refused.value.errors] == [1]
+        session.insert(table, again)
+
+
+def _commit_async(client: txnkv.Client, table: txnkv.Table, row: Any, again: Any) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, row)
+    with pytest.raises(txnkv.SchemaChangedError):
+        txn.commit_async().result()
+    with client.transaction() as txn:
+        txn.insert(table, again)

@@ -45,7 +45,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import wire
-from txnkv.remote.wire import LostHandleError, Refer, pack, unpack
+from txnkv.remote.wire import LostHandleError, Refer, pack, tells_of_change, unpack
 from txnkv.storage import new_event, new_lock
 
 _log = logging.getLogger("txnkv")
@@ -154,6 +154,7 @@ class Channel:
         self._dropped: deque[int] = deque()
         self._spare_ids: deque[int] = deque()
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.changes = 0  # of tables, that errors told of
         self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -259,6 +260,7 @@ class Channel:
                             done(value)
                     if error is not None:
                         self._answered.append(number)
+                        self.changes += tells_of_change(error)
                         raise error
                     if given == len(every):
                         self._answered.append(number)

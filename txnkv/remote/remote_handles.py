@@ -97,6 +97,7 @@ class RemoteTable(RemoteHandle, Table):
         self.known: Schema = told["schema"]
         self.checker = RowChecker(self.known)
         self._connection.learn_schema(self._id, self.known)
+        self._changes = self.channel.changes
         self._lock = new_lock()
         self._row_ids = iter(range(0))
 
@@ -142,6 +143,9 @@ class RemoteTable(RemoteHandle, Table):
         Raises:
             SchemaError: it does not fit the table.
         """
+        if self._changes != self.channel.changes:
+            self._changes = self.channel.changes
+            _ = self.schema
         try:
             return self.checker[op].take(row)
         except SchemaError:
@@ -195,6 +199,7 @@ class TableThen(RemoteTable):
 
     def __init__(self, table: RemoteTable, schema: Schema) -> None:
         self._connection, self._name, self._id = table._connection, table.name, table.id
+        self._changes = table._changes
         self.known, self.checker = schema, RowChecker(schema)
 
     @property

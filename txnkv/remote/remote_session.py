@@ -72,7 +72,7 @@ class Changes:
     """Rows and messages that wait, in the order of their calls, for the next request."""
 
     def __init__(self) -> None:
-        self.rows: list[list[Any]] = []  # op, table, numbers of columns, rows
+        self.rows: list[list[Any]] = []  # op, table, numbers of columns by name, rows
         self.sends: list[list[Any]] = []  # topic, messages
         self.count = 0
         self.size = 0  # bytes
@@ -88,7 +88,7 @@ class Changes:
         if last is None or last[1] is not table or last[0] != op or last[4] is not table.checker:
             known = table.known
             names = known.primary_key if op in DELETES else known.names
-            last = [op, table, [known.ids[name] for name in names], [], table.checker]
+            last = [op, table, {name: known.ids[name] for name in names}, [], table.checker]
             self.rows.append(last)
         last[3].append(list(values))
         self.count += 1

@@ -30,7 +30,7 @@ from txnkv.errors import (
 from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
+from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls, tells_of_change
 from txnkv.storage import TaskThread, new_lock, new_rlock
 from txnkv.tables import Schema
 from txnkv.transaction import (
@@ -507,6 +507,7 @@ def _settle(future: Future[Timestamp], txn: RemoteTransaction, answer: Any) -> N
         return found
 
     try:
+        txn.channel.changes += tells_of_change(answer)
         future.set_result(txn.ended_by(commit))
     except Exception as error:
         future.set_exception(error)

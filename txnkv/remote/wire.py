@@ -46,6 +46,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     RowError,
     RowErrors,
+    SchemaChangedError,
     SchemaError,
     TxnkvError,
     UnavailableError,
@@ -80,7 +81,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 10
+VERSION: Final = 11
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -574,6 +575,12 @@ def _error(name: str, text: str, more: dict[str, Any]) -> Exception:
     for note in more["notes"]:
         made.add_note(str(note))
     return made
+
+
+def tells_of_change(error: Any) -> bool:
+    """Tell whether an error is that a table was altered."""
+    every = [each.error for each in error.errors] if isinstance(error, RowErrors) else [error]
+    return any(isinstance(each, SchemaChangedError) for each in every)
 
 
 def ids_of(message: Any) -> Any:

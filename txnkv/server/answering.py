@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -34,15 +35,26 @@ from txnkv.core import MESSAGES, decode_headers
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
+    RowError,
+    RowErrors,
+    SchemaChangedError,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Limits, Reference, refused, require_reference, together
+from txnkv.server.guests import Guest, Limits, Reference, add_each, require_reference, require_table
 from txnkv.server.users import About
-from txnkv.tables import DELETES, arrow_input, lookup, require_operation, table_catalog
+from txnkv.tables import (
+    DELETES,
+    Outcome,
+    arrow_input,
+    lookup,
+    places_of,
+    require_operation,
+    table_catalog,
+)
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
@@ -298,35 +310,13 @@ def _subscribe(guest: Guest, topic: Topic, *args: Any, **options: Any) -> Subscr
 
 
 def _open_scan(guest: Guest, client: Client, parts: Any) -> Scan:
-    _require_table(guest, client, parts)
+    require_table(guest, client, parts)
     return ScanToken(parts).open(client)
 
 
 def _open_diff(guest: Guest, client: Client, parts: Any) -> pa.RecordBatchReader:
-    _require_table(guest, client, parts)
+    require_table(guest, client, parts)
     return DiffToken(parts).open(client)
-
-
-def _require_table(guest: Guest, client: Client, parts: Any) -> None:
-    """By the tablets that a token names, not by the name that stands in it."""
-    guest.user.require("read", About("table", parts.table))
-    for tablet_id, _, _ in parts.parts:
-        tablet = client.instance.engine.tablet(tablet_id)
-        if tablet is not None:
-            name = client.instance.engine.current(tablet.table).name
-            guest.user.require("read", About("table", name))
-
-
-def _each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> None:
-    """Take what waits for several tables or topics; where one is gone the others are kept."""
-    failed: list[TxnkvError] = []
-    for each in many:
-        try:
-            add(guest, target, *each)
-        except TxnkvError as error:
-            failed.append(refused(error))
-    if failed:
-        raise together(failed)
 
 
 def _add_rows(
@@ -340,12 +330,21 @@ def _add_rows(
         return
     context = target.context if isinstance(target, Transaction) else target._context
     schema = found.schema if context is None else context.table_at_begin(found.info).schema
-    if isinstance(target, Transaction) and not {*schema.ids.values()} >= {*columns}:
-        target.abort_for(str(error := table_catalog.changed(found.info)))
-        raise error  # and nobody has these rows any more
-    at = {id: i for i, id in enumerate(columns)}  # as they were when the rows were given
-    places = [(name, at[had[0]]) for name in schema.names if (had := schema.stored(name, at))]
-    as_they_are = [i for _, i in places] == [*range(len(schema.names))] == [*at.values()]
+    places, at = places_of(schema, columns), [*columns.values()]
+    if isinstance(target, Transaction):
+        if places is None or not {*schema.ids.values()} >= {*at}:
+            target.abort_for(str(error := table_catalog.changed(found.info)))
+            raise error  # and nobody has these rows any more
+    elif places is None:
+        told = SchemaChangedError(
+            f"table {found.name!r} was altered, and a name that the row was given by is another "
+            "column's now: give it again"
+        )
+        key_of = itemgetter(*(at.index(schema.ids[name]) for name in schema.primary_key))
+        errors = [RowError(op, found.name, key_of(row), told) for row in rows[: RowErrors.KEPT]]
+        target.keep(Outcome(errors=errors, refused=len(rows)))
+        return
+    as_they_are = [i for _, i in places] == [*range(len(schema.names))] == [*range(len(at))]
     for row in rows:
         if as_they_are and arrow_input.MISSING not in row:
             add(found, tuple(row))
@@ -594,7 +593,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
     ("Transaction", "join_job"): lambda _, txn, id: Job.join(txn, id),
     ("Planning", "read_part"): _read_part,
-    **{(kind, "rows"): partial(_each, _add_rows) for kind in ("Session", "Transaction")},
-    **{(kind, "sends"): partial(_each, _add_messages) for kind in ("Session", "Transaction")},
+    **{(kind, "rows"): partial(add_each, _add_rows) for kind in ("Session", "Transaction")},
+    **{(kind, "sends"): partial(add_each, _add_messages) for kind in ("Session", "Transaction")},
     **{(kind, "put"): _put for kind in ("Session", "Transaction")},
 }

@@ -433,6 +433,28 @@ def require_reference(name: str, args: Sequence[Any], named: Mapping[str, Any] |
         raise ValueError(f"{name} takes a table, topic or subscription by a reference")
 
 
+def require_table(guest: Guest, client: Client, parts: Any) -> None:
+    """By the tablets that a token names, not by the name that stands in it."""
+    guest.user.require("read", About("table", parts.table))
+    for tablet_id, _, _ in parts.parts:
+        tablet = client.instance.engine.tablet(tablet_id)
+        if tablet is not None:
+            name = client.instance.engine.current(tablet.table).name
+            guest.user.require("read", About("table", name))
+
+
+def add_each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> None:
+    """Take what waits for several tables or topics; where one is gone the others are kept."""
+    failed: list[TxnkvError] = []
+    for each in many:
+        try:
+            add(guest, target, *each)
+        except TxnkvError as error:
+            failed.append(refused(error))
+    if failed:
+        raise together(failed)
+
+
 def refused(error: TxnkvError) -> TxnkvError:
     """Return an error by which some of what waited at a client is not taken, for ever, and what is
     beside it is. After others the client has all of it, and sends it again: they are raised.

@@ -72,7 +72,7 @@ from txnkv.tables.row_writer import (
     nothing,
 )
 from txnkv.tables.schema import Column, IndexInfo, Schema, normal
-from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, altered
+from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, altered, places_of
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.table_history import History, seconds_of

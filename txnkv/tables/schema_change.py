@@ -290,6 +290,23 @@ def tightened(then: Schema, now: Schema) -> list[str]:
     ]
 
 
+def places_of(schema: Schema, columns: Mapping[str, int]) -> list[tuple[str, int]] | None:
+    """Return where rows that were given by these columns have those of a schema.
+
+    Args:
+        columns: numbers by name, in the order of the rows' values.
+
+    Returns:
+        Names of the schema's that the rows have, and positions; None: a name that they were given
+        by is another column's by now.
+    """
+    at = {id: i for i, id in enumerate(columns.values())}
+    found = {name: at[had[0]] for name in schema.names if (had := schema.stored(name, at))}
+    if any(name in schema.columns and found.get(name) != at[id] for name, id in columns.items()):
+        return None
+    return [*found.items()]
+
+
 def whole(schemas: Sequence[Schema]) -> Schema:
     """Return a schema that has every column of several ones of a table, of which the last counts:
     its names, and other names for what it has not.
