@@ -67,6 +67,7 @@ from txnkv.core.column_types import (
     other_unit,
     parse_type,
     plain_values,
+    repeated,
     require_finite,
     require_valid,
     require_valid_columns,

@@ -453,6 +453,11 @@ def require_valid(array: pa.Array, name: str) -> None:
         raise SchemaError(f"column {name!r} is {type_name(array.type)}: {error}") from None
 
 
+def repeated(kind: pa.DataType | str, value: Any, n: int) -> pa.Array:
+    """Return a column of n times the same value; None for nulls."""
+    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
+
+
 def require_valid_columns(data: pa.RecordBatch | pa.Table) -> None:
     """`require_valid` of all columns, before they are sent: a writer reads where they point.
 

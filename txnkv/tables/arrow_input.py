@@ -14,7 +14,7 @@ from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
 from txnkv.storage import go_on
 from txnkv.tables.operations import DELETES, INSERTS
-from txnkv.tables.schema import Schema, default_values
+from txnkv.tables.schema import Schema
 
 TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
@@ -142,7 +142,7 @@ class Normaliser:
             column = self._schema.columns[name]
             position = batch.schema.get_field_index(name)
             if position < 0:
-                columns.append(default_values(column, batch.num_rows))
+                columns.append(core.repeated(column.type, column.default, batch.num_rows))
                 continue
             array = batch.column(position)
             types.require_valid(array, name)

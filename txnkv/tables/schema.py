@@ -398,16 +398,6 @@ def _value_of(text: str | None) -> Any:
     return pa.ipc.open_stream(base64.b64decode(text)).read_all()["default"][0].as_py()
 
 
-def default_values(column: Column, n: int) -> pa.Array:
-    """The values of n new rows that have none in a column: its default, or nulls."""
-    return repeated(column.type, column.default, n)
-
-
-def repeated(kind: pa.DataType | str, value: Any, n: int) -> pa.Array:
-    """Return a column of n times the same value; None for nulls."""
-    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
-
-
 def widened(array: pa.Array, kind: pa.DataType | str) -> pa.Array:
     """Return a stored column in the type that it has by now, which has all values of its own."""
     return array if array.type == kind else array.cast(kind)
@@ -484,10 +474,11 @@ def _complaint(kind: pa.DataType) -> _Complaint | None:
         return _in_map(_complaint(kind.key_type), _complaint(kind.item_type))
     if is_a.is_struct(kind):
         return _in_struct({field.name: _complaint(field.type) for field in kind})
-    if is_a.is_floating(kind) or (is_a.is_list(kind) and is_a.is_floating(kind.value_type)):
+    if is_a.is_floating(kind):
         return _too_large
     if is_a.is_list(kind):
-        return _in_list(_complaint(kind.value_type))
+        of = kind.value_type
+        return _no_text(_too_large if is_a.is_floating(of) else _in_list(_complaint(of)))
     return None
 
 
@@ -558,6 +549,12 @@ def _too_large(value: Any) -> str | None:
 
 def _first(found: Iterable[str | None]) -> str | None:
     return next((wrong for wrong in found if wrong is not None), None)
+
+
+def _no_text(look: _Complaint | None) -> _Complaint:
+    """Text and bytes are no lists of their parts."""
+    text = _of_type(lambda value: isinstance(value, str | bytes | bytearray))
+    return lambda value: text(value) or (None if look is None else look(value))
 
 
 def _in_list(complaint: _Complaint | None) -> _Complaint | None:

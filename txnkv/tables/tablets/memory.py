@@ -26,7 +26,7 @@ from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, Key, Section, Timestamp
 from txnkv.core import compute as pc
 from txnkv.storage import new_epoch
-from txnkv.tables.schema import Schema, repeated, widened
+from txnkv.tables.schema import Schema, widened
 from txnkv.tables.table_catalog import TableInfo
 
 
@@ -251,6 +251,6 @@ class _Former:
         there = [at for at, _, _ in wanted if at is not None]
         found = iter(entries.columns(self._layout, there, rows))
         return [
-            repeated(kind, fill, rows.n) if at is None else widened(next(found), kind)
+            core.repeated(kind, fill, rows.n) if at is None else widened(next(found), kind)
             for at, kind, fill in wanted
         ]

@@ -31,7 +31,6 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import Environment, Map, Store, brief
-from txnkv.tables.schema import repeated
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.memory import MemoryRows, layout_of
@@ -241,7 +240,7 @@ class TabletFiles:
 
     def filler(self, name: str, n: int) -> pa.Array:
         """A column that a row set does not have: the default that it had at first, or nulls."""
-        return repeated(self.schema.columns[name].type, self.schema.fill(name), n)
+        return core.repeated(self.schema.columns[name].type, self.schema.fill(name), n)
 
 
 # -- the fence -------------------------------------------------------------------------

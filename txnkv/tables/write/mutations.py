@@ -36,7 +36,7 @@ from txnkv.tables.operations import (
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.schema import Schema, default_values
+from txnkv.tables.schema import Schema
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
@@ -500,7 +500,9 @@ def _complete(
     if rows.keys.n > len(present.positions):
         absent = present.bitmap.zeros()
         columns = tablet.schema.columns
-        new = [default_values(columns[name], absent.n) for name in missing]
+        new = [
+            core.repeated(columns[name].type, columns[name].default, absent.n) for name in missing
+        ]
         there.append((absent.to_arrow(), new))
     found = dict(zip(missing, _by_position(there), strict=True))
     for name in rows.batch.schema.names:

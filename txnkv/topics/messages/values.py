@@ -273,7 +273,7 @@ class ValueCodec:
     def _column(self, batch: pa.RecordBatch, field: pa.Field, n: int) -> pa.Array:
         at = batch.schema.get_field_index(field.name)
         if at < 0:
-            return _repeated(self.defaults.get(field.name), field.type, n)
+            return core.repeated(field.type, self.defaults.get(field.name), n)
         array = batch.column(at)
         require_valid(array, field.name)
         narrow = array.type == JSON or pa.types.is_time(array.type)  # not all that Arrow takes
@@ -391,7 +391,7 @@ class ValueCodec:
             kind = self.schema.field(name).type
             array = found.get(name)
             if array is None:
-                either = [_repeated(fills[name], kind, 1), pa.nulls(1, kind)]
+                either = [core.repeated(kind, fills[name], 1), pa.nulls(1, kind)]
                 array = pa.concat_arrays(either).take(absent.cast(pa.uint8()))
             arrays.append(array.cast(kind))
         return arrays
@@ -411,10 +411,6 @@ def _first_null(array: pa.Array, values: pa.BinaryArray) -> int:
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     made = cast(pa.chunked_array([array]), field.type, field.name).combine_chunks()
     return pa.concat_arrays(made.chunks) if isinstance(made, pa.ChunkedArray) else made
-
-
-def _repeated(value: Any, kind: pa.DataType, n: int) -> pa.Array:
-    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
 
 
 def _absent(arrays: Sequence[pa.Array], n: int) -> pa.BooleanArray | None:
