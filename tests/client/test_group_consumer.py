@@ -13,7 +13,6 @@ import txnkv
 from txnkv.client import MEMBERS_TABLE, OFFSETS_TABLE, group_consumer
 from txnkv.client.group_consumer import GroupConsumer, share
 from txnkv.errors import (
-    ClosedError,
     InvalidTxnStateError,
     OffsetOutOfRangeError,
     TopicNotFoundError,
@@ -207,6 +206,43 @@ def test_an_attempt_that_failed_is_given_again(client: txnkv.Client, member: Any
     assert given(one) == {n: [3] for n in range(4)}
     one.commit()
     assert one.committed() == dict.fromkeys(range(4), 4)
+
+
+def test_nothing_is_committed_over_an_attempt_that_failed(
+    client: txnkv.Client, member: Any
+) -> None:
+    one = member()
+    assert given(one) == ALL
+    first = client.new_transaction()
+    one.commit(first)
+    send(client, 1)
+    assert given(one) == {n: [3] for n in range(4)}
+    first.rollback()
+    with client.new_transaction() as second:
+        for retriable in (True, False):
+            with pytest.raises(TransactionConflictError, match="had messages whose") as refused:
+                one.commit(second)
+            assert refused.value.retriable is retriable
+        second.rollback()
+    assert given(one) == {n: [0, 1, 2, 3] for n in range(4)}
+    commit(client, one)
+    send(client, 1)
+    assert given(one) == {n: [4] for n in range(4)}
+    one.commit()  # that one is in front of it no more
+
+
+def test_a_transaction_that_holds_its_positions_does_not_keep_a_member(
+    client: txnkv.Client, member: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(group_consumer, "_LEAVING", 0.1)
+    one = member()
+    assert given(one) == ALL
+    with client.new_transaction(locking="partition") as txn:
+        one.commit(txn)
+        txn.flush()
+        one.close()
+        txn.rollback()
+    assert given(member()) == ALL
 
 
 def test_transactions_that_are_open_beside_each_other_commit_in_turn(
@@ -480,21 +516,14 @@ def test_members_of_one_process_and_of_others_are_alike(connect: Connect, topic:
 def test_what_makes_no_sense_is_refused(client: txnkv.Client, member: Any) -> None:
     with pytest.raises(TopicNotFoundError):
         client.consumer("nothing", group="g")
-    wrong: list[dict[str, Any]] = [
-        {"group": ""},
-        {"reset": "begin"},
-        {"isolation": "serializable"},
-        {"max_poll_seconds": 0},
-    ]
-    for options in wrong:
-        with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
-            client.consumer("t", **{"group": "g", **options})
+    wrong: dict[str, Any] = {"group": "", "reset": "begin", "isolation": "serializable"}
+    for name, value in (wrong | {"max_poll_seconds": 0}).items():
+        with pytest.raises(ValueError, match=name.split("_")[0]):
+            client.consumer("t", **{"group": "g", name: value})
     one = member()
     with pytest.raises(ValueError, match="reads no partition"):
         one.position(0)
     one.poll(timeout=0)
-    with pytest.raises(ValueError, match="does not read partition 9"):
-        one.seek(9, 0)
     assert repr(one) == "<GroupConsumer of 't', group 'g': 0, 1, 2, 3>"
     pid = os.fork()
     if pid == 0:
@@ -506,8 +535,6 @@ def test_what_makes_no_sense_is_refused(client: txnkv.Client, member: Any) -> No
     assert os.waitpid(pid, 0)[1] == 0
     one.close()
     one.close()
-    with pytest.raises(ClosedError):
-        one.poll(timeout=0)
     assert "closed" in repr(one)
 
 

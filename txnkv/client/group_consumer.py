@@ -57,6 +57,8 @@ _SETTLED, _UNSETTLED = 1_000_000, 50_000
 """Microseconds between two looks at the rows."""
 
 _PAUSE: Final = 0.05
+_LEAVING: Final = 2.0
+"""Seconds, at most, for a member that is closed to give its partitions back by itself."""
 
 _MOVED: Final = (
     "went to another member, or its position was moved, before this one committed. Poll again"
@@ -65,6 +67,7 @@ _TOO_EARLY: Final = (
     "came to this member, or its position was committed, after the transaction had begun, whose "
     "snapshot is from before that. Poll, and then begin the transaction"
 )
+_BEHIND: Final = "had messages whose attempt failed, in front of those of this commit. Poll again"
 
 
 class GroupOptions(TypedDict, total=False):
@@ -142,6 +145,7 @@ class GroupConsumer(Closing):
         self._given: set[int] = set()  # partitions with messages that are not committed
         self._before: set[int] = set()  # the same, before the last poll
         self._pending: list[tuple[Transaction, dict[int, int]]] = []
+        self._missed: dict[int, int] = {}  # positions that an attempt failed to commit
         self._failed = self._told = False
         self._next_look = 0
         self._membership.join()
@@ -288,13 +292,18 @@ class GroupConsumer(Closing):
                 are the same until the next poll.
 
         Raises:
-            TransactionConflictError: a partition is another member's now: nothing is committed,
-                and `txn` is not to be. Poll again. It is retriable the first time; again behind
-                the same poll it is not, for no other attempt can succeed.
+            TransactionConflictError: a partition is another member's now, or an attempt to commit
+                what was polled before has failed: nothing is committed, and `txn` is not to be.
+                Poll again. It is retriable the first time; again behind the same poll it is not,
+                for no other attempt can succeed.
             TxnkvError: the errors of a transaction.
         """
         self._require_open()
         self._settle()
+        missed = self._missed.keys() & self._known
+        if behind := sorted(n for n in missed if self._missed[n] < self.position(n)):
+            raise self._lost(behind, _BEHIND)
+        self._missed.clear()
         self._failed = False
         wanted = {n: self.position(n) for n in self._known if n in self._given}
         if txn is None:
@@ -348,6 +357,8 @@ class GroupConsumer(Closing):
                 self._arrived(positions)
             else:
                 self._failed = True
+                for number, offset in positions.items():
+                    self._missed[number] = min(offset, self._missed.get(number, offset))
 
     def _lost(self, numbers: list[int], why: str = _MOVED) -> TransactionConflictError:
         again, self._told = self._told, True
@@ -444,6 +455,7 @@ class GroupConsumer(Closing):
             same = set()
             self._pending.clear()
             self._given.clear()
+            self._missed.clear()
         at = {n: self.position(n) if n in same else own[n] for n in own}
         self._known = {n: self._known[n] if n in same else own[n] for n in own}
         self._leaving = {
@@ -472,6 +484,7 @@ class GroupConsumer(Closing):
 
     def _go_on_at(self, at: dict[int, int]) -> None:
         self._given.clear()
+        self._missed.clear()
         self._leaving = {n: (at[n], since) for n, (_, since) in self._leaving.items()}
         self._read_from({n: at[n] for n in self.partitions})
 
@@ -517,9 +530,9 @@ class GroupConsumer(Closing):
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        with suppress(TxnkvError):  # else it is out when its lease ends
-            self._client.run(self._leave)
         self._out()
+        with suppress(TxnkvError):  # others find its lease ended
+            self._client.run(self._leave, deadline=_LEAVING)
         if self._reader is not None:
             self._reader.close()
 

@@ -76,7 +76,7 @@ class GroupClient(Protocol):
     def new_transaction(self, timeout: float | None) -> Transaction:
         """See `Client.new_transaction`."""
 
-    def run(self, fn: Callable[[Transaction], Any]) -> Any:
+    def run(self, fn: Callable[[Transaction], Any], *, deadline: float = ...) -> Any:
         """See `Client.run`."""
 
     def transaction_state(self, id: int) -> TxnState:
