@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 import pyarrow as pa
 
-from txnkv.core import MESSAGES, repeated
+from txnkv.core import MESSAGES
 from txnkv.errors import (
     ClosedError,
     CorruptionError,
@@ -541,7 +541,11 @@ def _split(parts: _Parts, most: int) -> tuple[_Parts, _Parts]:
 
 
 @lru_cache(8)
+def _repeated(number: int, at_least: int) -> pa.Array:
+    return pa.repeat(pa.scalar(number, pa.int32()), at_least)
+
+
 def _numbered(number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    numbers = repeated(pa.int32(), number, 1 << rows.num_rows.bit_length()).slice(0, rows.num_rows)
+    numbers = _repeated(number, 1 << rows.num_rows.bit_length()).slice(0, rows.num_rows)
     columns = rows.columns
     return pa.RecordBatch.from_arrays([columns[0], numbers, *columns[1:]], schema=MESSAGE_COLUMNS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar, get_args
@@ -61,6 +62,8 @@ from txnkv.transaction import (
 )
 
 T = TypeVar("T")
+
+_FLUSHERS: Final = 4
 
 _ISOLATIONS: Final = get_args(Isolation)
 _LOCKINGS: Final = get_args(Locking)
@@ -136,6 +139,11 @@ class RemoteClient(RemoteHandle, Client):
         return RemotePlanning(self)
 
     @CachedProperty
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for flushes in the background."""
+        return ThreadPoolExecutor(_FLUSHERS, thread_name_prefix="txnkv-remote-flush")
+
+    @CachedProperty
     def committer(self) -> Committer:
         """Commits what is not waited for."""
         return Committer(self)
@@ -146,6 +154,8 @@ class RemoteClient(RemoteHandle, Client):
             self.is_open = False
             if "committer" in self.__dict__:
                 self.committer.close()
+            if "pool" in self.__dict__:
+                self.pool.shutdown()
             self._channel.close()
 
     def require_open(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -30,6 +29,7 @@ from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, Operation, arrow_input, require_operation
 from txnkv.topics import pending
 from txnkv.transaction import (
+    Background,
     FlushMode,
     Room,
     Session,
@@ -40,8 +40,8 @@ from txnkv.transaction import (
     subscription_info,
 )
 
-_BACKGROUND_ROWS: Final = 8192
-_BACKGROUND_SECONDS: Final = 1.0
+T = TypeVar("T")
+
 _REQUEST_BYTES: Final = 16 << 20
 """Rows that take more are sent, and flushed later."""
 
@@ -143,11 +143,11 @@ class RemoteSession(RemoteHandle, Session):
         self._own = own
         self._mode: FlushMode = flush_mode
         self._changes = Changes()
-        self._left = False
+        self._left = False  # rows or messages wait at the server
         self._closed = False
         self._refused: list[RowError] = []
         self._lock = new_rlock()
-        self._timer: threading.Timer | None = None
+        self._flusher = Background(connection, self._room, self._lock)
         self._rows = SessionRows(self._room)  # none wait there: all go the long way
         self._tables: dict[str, RemoteTable] = {}
         self._topics: dict[str, RemoteTopic] = {}
@@ -167,10 +167,12 @@ class RemoteSession(RemoteHandle, Session):
         self.numbered(number)
 
     def _make_again(self) -> bool:
-        if self._txn is not None or self._left:
+        """Make it again; False where what waited at the server is gone, which the caller tells."""
+        if self._txn is not None:
             return False
         self._make()
-        return True
+        lost, self._left = self._left, False
+        return not lost
 
     # -- rows and messages -------------------------------------------------------------
 
@@ -189,25 +191,11 @@ class RemoteSession(RemoteHandle, Session):
     def _after_call(self) -> None:
         if self._mode == "auto_sync" or (self._txn is not None and self._txn.ending):
             self.flush()
-        elif self._mode == "auto_background":
-            self._flush_behind()
-        elif self._changes.size > _REQUEST_BYTES:
+            return
+        if self._changes.size > _REQUEST_BYTES:
             self._send_much()
-
-    def _flush_behind(self) -> None:
-        changes = self._changes
-        much = changes.count >= _BACKGROUND_ROWS or changes.size > _REQUEST_BYTES
-        if much or self._room.half_full:
-            self.flush_untold()
-        elif self._timer is None:
-            self._timer = threading.Timer(_BACKGROUND_SECONDS, self._flush_in_background)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _flush_in_background(self) -> None:
-        self._timer = None
-        with suppress(TxnkvError):  # it waits on, and the next flush tells
-            self.flush_untold()
+        if self._mode == "auto_background":
+            self._flusher.added(self)
 
     def _send_much(self) -> None:
         """Let the server have what waits; it goes on to take room until the next flush."""
@@ -241,7 +229,7 @@ class RemoteSession(RemoteHandle, Session):
             if self._changes.count:
                 self._request()
             call = Call(self.twin, self, name, (to, None, *more))
-            found = self.channel.put(call, schema, _pieces(batches))
+            found = self._ask(lambda: self.channel.put(call, schema, _pieces(batches)))
         except pa.ArrowNotImplementedError as error:  # Arrow's messages lack the type
             raise SchemaError(
                 f"the data has a type that Arrow does not send ({error}): convert it first"
@@ -250,7 +238,7 @@ class RemoteSession(RemoteHandle, Session):
             if isinstance(data, pa.RecordBatchReader) or not self._make_again():
                 raise
             schema, batches = arrow_input.open_stream(data)
-            found = self.channel.put(call, schema, _pieces(batches))
+            found = self._ask(lambda: self.channel.put(call, schema, _pieces(batches)))
         return found
 
     def send(
@@ -288,8 +276,8 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("acknowledge")
         info = subscription_info(subscription)
         name = "ack_cumulative" if cumulative else "ack"
-        self._left = self._left or self._txn is None
         self._request(Call(self.twin, self, name, (info, ids_of(message))))
+        self._left = self._left or self._txn is None
         self._after_call()
 
     # -- flush -------------------------------------------------------------------------
@@ -297,6 +285,7 @@ class RemoteSession(RemoteHandle, Session):
     def flush(self) -> WriteResult:
         if self._closed:  # with nothing left, and no handle
             return WriteResult()
+        self._flusher.wait(self)
         found: WriteResult = self._request(Call(self.twin, self, "flush"))
         return found
 
@@ -311,6 +300,7 @@ class RemoteSession(RemoteHandle, Session):
         self._request(Call(self.twin, self, "flush_untold"))
 
     def flush_for_commit(self) -> None:
+        self._flusher.wait(self)
         if not self._closed and (self.has_pending or not self.channel.closed):
             self.flush()
 
@@ -330,29 +320,32 @@ class RemoteSession(RemoteHandle, Session):
         with self._lock:
             before = self.calls()
             if before:
-                before[-1].done = lambda _: self.sent()
+                before[-1].done = lambda _: self._arrived()
             every = (*before, *calls)
-            self._left = self._left or bool(before)
             try:
-                try:
-                    found = self.channel.call(*every)
-                except LostHandleError:
-                    if not (self._make_again()):
-                        raise
-                    found = self.channel.call(*every)
+                found = self._or_again(lambda: self._ask(lambda: self.channel.call(*every)))
             except UnavailableError:
                 raise
-            except (RowErrors, InvalidTxnStateError):
+            except (RowErrors, InvalidTxnStateError) as error:
                 self._left = False
+                if self._txn is not None and isinstance(error, InvalidTxnStateError):
+                    self.sent()  # nobody takes it any more
                 raise
             except (TxnkvError, ValueError, TypeError):
                 if before and self._changes.count:
-                    self.sent()  # the server does not take it
+                    self._arrived()  # or not, and the server does not take it
                 raise
-            if calls and calls[-1].name.startswith("flush"):
+            if any(call.name.startswith("flush") for call in calls):
                 self._left = False
                 self._room.empty()
             return found
+
+    def _ask(self, do: Callable[[], T]) -> T:
+        return do() if self._txn is None else self._txn.ask(do)
+
+    def _arrived(self) -> None:
+        self.sent()
+        self._left = True
 
     # -- as it is ----------------------------------------------------------------------
 
@@ -368,6 +361,7 @@ class RemoteSession(RemoteHandle, Session):
     def flush_mode(self, mode: FlushMode) -> None:
         self._require_open("change the flush mode")
         _require_mode(mode)
+        self._flusher.wait(self)
         if self.has_pending:
             raise InvalidTxnStateError(
                 f"cannot change the flush mode from {self._mode} to {mode}: rows or messages wait. "
@@ -388,7 +382,12 @@ class RemoteSession(RemoteHandle, Session):
         closed = ", closed" if self._closed else ""
         return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
 
+    def before_commit(self) -> None:
+        """Wait for what goes on behind the caller, and raise what that has met."""
+        self._flusher.wait(self)
+
     def discard(self) -> None:
+        self._flusher.cancel()
         self.sent()
         if self._left and not self.channel.closed:
             with suppress(UnavailableError):
@@ -404,7 +403,9 @@ class RemoteSession(RemoteHandle, Session):
         try:
             try:
                 if self._txn is None or not self._txn.over:
-                    self.flush()
+                    self._flusher.wait(self)
+                    calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
+                    self._refused = self._request(*calls)
             except (TableNotFoundError, TopicNotFoundError):
                 self._flush_rest()
                 raise
@@ -412,6 +413,8 @@ class RemoteSession(RemoteHandle, Session):
             self._refused = error.errors
             raise
         finally:
+            self._flusher.cancel()
+            self.sent()
             self._closed = True
             if not self._own:
                 self.channel.drop(self.number)
@@ -422,6 +425,7 @@ class RemoteSession(RemoteHandle, Session):
         self._connection.require_open()
         if self._txn is not None and self._txn.ending and not self._txn.over:
             raise InvalidTxnStateError(f"cannot {what}: the transaction is being committed")
+        self._flusher.tell(self)
 
     def _table_of(self, table: Any) -> RemoteTable:
         if isinstance(table, RemoteTable):

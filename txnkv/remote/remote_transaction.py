@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import (
@@ -42,6 +42,8 @@ from txnkv.transaction import (
     Transaction,
     TxnToken,
 )
+
+T = TypeVar("T")
 
 _MOST_TOGETHER: Final = 256
 """Commits of one request."""
@@ -79,6 +81,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self.over = False
         self.rolled_back = False
         self.ending = False
+        self._committed_at: Timestamp | None = None
+        self._unsure = ""  # a call broke off, and nobody knows what of it was done
         self._sessions: list[RemoteSession] = []
         self._lock = new_rlock()
         self._own_session = None
@@ -176,6 +180,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def commit(self) -> Timestamp:
         with self._lock:
+            if self._committed_at is not None:
+                return self._committed_at
             calls = self._begin_to_end()
             return self.ended_by(lambda: self._committed(calls))
 
@@ -192,9 +198,26 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
             self._connection.require_open()
+            for session in self._sessions:
+                session.before_commit()
             calls = self._waiting_calls()
             self.ending = True
             return calls
+
+    def ask(self, do: Callable[[], T]) -> T:
+        """Do what is asked of the server in the transaction and does not end it.
+
+        Raises:
+            UnavailableError: they broke off. Where nobody else knows of the transaction it cannot
+                be committed any more.
+        """
+        try:
+            return do()
+        except CommitOutcomeUnknownError as error:
+            if self._token is not None or error.txn_id:
+                raise
+            self._unsure = f"{error}. Roll it back, and do its work again"
+            raise UnavailableError(self._unsure) from None
 
     def ended_by(self, commit: Callable[[], Timestamp]) -> Timestamp:
         """Return what a commit gives, and know how the transaction stands after it."""
@@ -214,7 +237,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
             if error.txn_id or not self._known_id:
                 raise
             raise self._unknown(f"{error} (transaction {self._known_id})") from None
-        self.over = True
+        self.over, self._committed_at = True, found
         return found
 
     def _require_unknown(self) -> None:
@@ -361,7 +384,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _read(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
         call = Call(self.twin, self, name, (self._connection.table_of(table), *args), named)
-        return self.channel.call(*self._waiting_calls(), call)
+        calls = self._waiting_calls()
+        return self.ask(lambda: self.channel.call(*calls, call))
 
     @like(Transaction.scan)
     def scan(self, *args: Any, **named: Any) -> Scan:
@@ -370,11 +394,13 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return RemoteScan(self._connection, self, options, table=table, before=self._send_waiting)
 
     def _waiting_calls(self) -> list[Call]:
+        if self._unsure:
+            raise InvalidTxnStateError(f"a call of the transaction broke off: {self._unsure}")
         return [call for session in self._sessions for call in self._with_rows(session)]
 
     def _send_waiting(self) -> None:
         if calls := self._waiting_calls():
-            self.channel.call(*calls)
+            self.ask(lambda: self.channel.call(*calls))
 
     # -- as a context manager ----------------------------------------------------------
 

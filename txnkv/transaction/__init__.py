@@ -38,7 +38,14 @@ from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import ROLLED_BACK, Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values
 from txnkv.transaction.session import FlushMode, Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, SessionRows, WriteResult, size_of
+from txnkv.transaction.session_buffer import (
+    BUFFER_BYTES,
+    Background,
+    Room,
+    SessionRows,
+    WriteResult,
+    size_of,
+)
 from txnkv.transaction.table_scan import Scan, ScanToken
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction

@@ -520,10 +520,12 @@ class Session(Closing):
         self._connection.require_open()
         if self._context is not None:
             self._context.require_open(what)
+        if self._background is not None:
+            self._background.tell(self)
 
     def _before_flush(self) -> None:
         if self._background is not None:
-            self._background.wait()
+            self._background.wait(self)
         if self.has_pending:
             self._connection.require_open()
 

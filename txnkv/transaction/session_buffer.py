@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,6 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.instance import Instance
 from txnkv.transaction.send_buffer import Lone
 
 BUFFER_BYTES: Final = 64 << 20
@@ -356,6 +355,14 @@ class SessionRows:
 # -- flushes in the background ---------------------------------------------------------
 
 
+class Pooled(Protocol):
+    """A store, or the client of one on another host."""
+
+    @property
+    def pool(self) -> Executor:
+        """Threads for what is done in the background."""
+
+
 class Buffered(Protocol):
     """A session, as the thread that flushes it sees it."""
 
@@ -373,23 +380,21 @@ class Background:
     """The flushes of one session. An error of one waits for the session's next call.
 
     Args:
-        instance: the store's.
+        source: has the threads.
         room: the session's.
         lock: held while rows are added and taken.
     """
 
-    def __init__(self, instance: Instance, room: Room, lock: threading.RLock) -> None:
-        self._instance = instance
+    def __init__(self, source: Pooled, room: Room, lock: threading.RLock) -> None:
+        self._source = source
         self._room = room
         self._lock = lock
         self._flushing: Future[None] | None = None
         self._timer: threading.Timer | None = None
 
     def added(self, session: Buffered) -> None:
-        """Flush soon; wait if more is kept than may be.
-
-        Raises:
-            What the last flush has raised.
+        """Flush soon; wait if more is kept than may be. After a flush that failed there is no other
+        before that is told.
         """
         with self._lock:
             waiting = session.waiting()
@@ -398,13 +403,11 @@ class Background:
                 self._start(session)
             else:
                 self._start_timer(session)
-                if self._flushing is not None and self._flushing.done():
-                    self._take_error()
             flushing = self._flushing
         if full and flushing is not None:
             flushing.exception()
 
-    def wait(self) -> None:
+    def wait(self, session: Buffered) -> None:
         """Wait for the flush that is on its way.
 
         Raises:
@@ -413,7 +416,20 @@ class Background:
         flushing = self._flushing
         if flushing is not None:
             flushing.exception()
-            self._take_error()
+            self.tell(session)
+
+    def tell(self, session: Buffered) -> None:
+        """Raise what the last flush has raised: before a call has taken anything. What waits is
+        flushed again after a while.
+        """
+        with self._lock:
+            flushing = self._flushing
+            if flushing is None or not flushing.done():
+                return
+            self._flushing = None
+            if flushing.exception() is not None:
+                self._start_timer(session)
+        flushing.result()
 
     def cancel(self) -> None:
         """Flush no more by time, until rows are added."""
@@ -446,17 +462,14 @@ class Background:
             if self._timer is None:
                 return  # cancelled too late to stop it
             self._timer = None
-            last = self._flushing
-            if last is not None and last.done() and last.exception() is not None:
-                return  # the caller is told at the next call
             if session.has_pending:
                 self._start(session)
 
     def _start(self, session: Buffered) -> None:
-        if self._flushing is not None and not self._flushing.done():
-            return  # it looks again when it has done what it has
-        self._take_error()
-        self._flushing = self._instance.pool.submit(self._flush, session)
+        last = self._flushing
+        if last is not None and not (last.done() and last.exception() is None):
+            return  # it looks again when it has done what it has, or the next call tells of it
+        self._flushing = self._source.pool.submit(self._flush, session)
 
     def _flush(self, session: Buffered) -> None:
         while True:
@@ -466,11 +479,6 @@ class Background:
                     if session.has_pending:
                         self._start_timer(session)
                     return
-
-    def _take_error(self) -> None:
-        flushing, self._flushing = self._flushing, None
-        if flushing is not None:
-            flushing.result()
 
 
 # -- results ---------------------------------------------------------------------------
