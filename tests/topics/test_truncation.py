@@ -171,6 +171,40 @@ def test_an_offset_that_is_not_there(offset: int, to: Writer) -> None:
     assert texts(to) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("after", [19, 24, 29])
+def test_a_log_that_begins_inside_of_a_filler(after: int, to: Writer) -> None:
+    for i in range(30):
+        to.small(f"{i}")
+    to.truncate(10)
+    for i in range(5):
+        to.small(f"new {i}")
+    assert to.client.topic(TOPIC).truncate(20) == {0: 20}
+    assert to.truncate(after + 1) == 35
+    assert state(to) == (20, 35, 35, 35)
+    assert texts(to) == []
+    to.small("newer")
+    assert texts(to) == ["newer"]
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_a_log_that_begins_inside_of_a_batch(buffer: Any, client: txnkv.Client) -> None:
+    """What was given up of the batch does not come back with the rest of it."""
+    to = Writer(client, TOPIC, buffer=buffer)
+    row = to.begin()
+    to.append(row, *"abcdef")
+    to.commit(row) if buffer == "sidecar" else to.abort(row)
+    to.small(*"ghijkl")
+    start = 3 if buffer == "sidecar" else 9
+    client.topic(TOPIC).truncate(start)
+    with pytest.raises(OffsetOutOfRangeError, match=f"from {start} on were .* after {start - 1},"):
+        to.truncate(start + 1)
+    end = to.engine.look(to.partitions[0].id).next_offset
+    assert to.truncate(start) == end
+    assert state(to) == (start, end, end, end)
+    to.small("new")
+    assert texts(to) == ["new"]
+
+
 def test_below_the_start_nothing_can_be_cut(to: Writer) -> None:
     for i in range(30):
         to.small(f"{i}".ljust(100, "."))

@@ -44,7 +44,7 @@ places, too (`roll_forward`).
 What must not be cut is refused, and nothing changes: messages of an open transaction, for they
 would be missing when it commits; the end marker of a transaction whose messages stay, for nobody
 would write it again and the last stable offset would wait for ever; some messages of those that
-were committed together. Inside of a filler it cuts where that begins.
+were committed together. Inside of a filler it cuts where that begins, or at the start of the log.
 
 Producers keep their numbers: what they sent was sent, as with messages that retention took.
 """
@@ -472,7 +472,8 @@ def _cut(topics: Topics, partition: Partition, last: int, end: int) -> bool:
 def _cut_log(txn: lmdb.Transaction, partition: Partition, last: int, end: int) -> None:
     """Cut a log, or raise what forbids it. Inside of its write transaction."""
     log = partition.log
-    last = min(last, _filler_at(txn, partition, last + 1) - 1)
+    start = log.start(txn)
+    last = max(min(last, _filler_at(txn, partition, last + 1) - 1), start - 1)
     before = {each.txn_id for each in log.open_transactions(txn)}
     for each in log.open_transactions(txn):
         if each.first_offset > last or _has_batches(txn, partition, each.txn_id, last + 1, end):
@@ -481,13 +482,16 @@ def _cut_log(txn: lmdb.Transaction, partition: Partition, last: int, end: int) -
                 f"there, the first at {each.first_offset}. Commit or abort it first"
             )
     at = log.truncate(txn, last + 1)
-    if at <= last:
+    if (least := max(at, start)) <= last:
         raise OffsetOutOfRangeError(
-            f"{_no_cut(partition, last)}messages from {at} on were committed together with it. "
-            f"Truncate after {at - 1}, or behind them"
+            f"{_no_cut(partition, last)}messages from {least} on were committed together with it. "
+            f"Truncate after {least - 1}, or behind them"
         )
     if partition.side is not None:
         partition.side.truncate(txn, at)
+    if at < start:  # the start was inside of that batch; it does not go back
+        log.put(txn, roll_forward.fillers(at, start))
+        log.advance_start(txn, start)
     for each in log.open_transactions(txn):
         if each.txn_id not in before:
             raise InvalidTxnStateError(
