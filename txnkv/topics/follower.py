@@ -14,6 +14,7 @@ Before it does, it looks whether they still agree:
 
     the source has given up its beginning   so does the follower; if it is behind, it begins anew
     the source was truncated                so is the follower, to the last batch that is the same
+    a batch lies over an end or a start     the follower goes back to where the source's begins
 
 A subscription on a copy keeps its place, also when the copy is truncated: messages that come at
 offsets it has deleted are not delivered to it. Consumers have no place of their own and are told.
@@ -25,7 +26,7 @@ goes ahead of it. So nothing ever fills offsets in a copy, and nobody else may w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
@@ -42,6 +43,26 @@ declare_fault_point("follow.cut", "a copy gave up what its source does not have,
 
 _ONE: Final = 1
 """A fetch of so many bytes gives one batch."""
+
+
+class _Cut(NamedTuple):
+    """A cut of a copy, which goes on as its source does then.
+
+    Attributes:
+        end: of the copy.
+        base: where it goes on: a batch of the source begins there, or is to come there.
+        at: its start then, if nothing of it stays.
+        over: the batch at `base`, if `at` is inside of it.
+        known: a batch of the copy ends at `base`: what is below stays.
+        unseen: of what is below no batch is known to be the source's.
+    """
+
+    end: int
+    base: int
+    at: int
+    over: bytes
+    known: bool
+    unseen: bool
 
 
 class Follower:
@@ -85,15 +106,15 @@ class Follower:
 
     def _agree(self) -> None:
         there = bounds(self._source, self._origin)
-        with self._copy.environment.read() as txn:
-            start, end = self._copy.log.start(txn), self._copy.log.end(txn)
-        if end < there.start:  # what is between was given up before it was copied
-            self._begin_anew(there.start, end)
-            return
-        common = self._common_end(there.start, start, min(end, there.high_watermark), end)
-        if common < end:
-            self._truncate(common)
-        if start < there.start:
+        start, end = self._bounds()
+        common = self._common_end(there.start, min(end, there.high_watermark))
+        at = min(max(common, start, there.start), there.high_watermark)
+        base, over = self._batch_at(at)
+        known = start <= common == base  # else what is between was given up before it was copied
+        unseen = common <= max(start, there.start)
+        if not known or common < end or over or (unseen and self._has_open()):
+            known = self._cut(_Cut(end, base, at, over, known, unseen))
+        if known and start < there.start:
             self._give_up(there.start)
 
     def catch_up(self) -> Iterator[int]:
@@ -107,6 +128,10 @@ class Follower:
             if not found.records:
                 break
             records = whole(found.records)
+            if self._back_from(offset, found.start_offset) < offset:
+                self.agree()  # the source was truncated since; once it is copied nothing shows it
+                offset = self.end
+                continue
             self._agree_on_values()  # the values that were fetched may be of a new schema
             self._put(records)
             offset = _next_offset(records)
@@ -115,42 +140,78 @@ class Follower:
 
     # -- what both have ----------------------------------------------------------------
 
-    def _common_end(self, low: int, start: int, high: int, end: int) -> int:
-        """Return the offset behind the last batch of the copy that the source has, too.
+    def _common_end(self, low: int, high: int) -> int:
+        """Return the offset up to which the copy has what the source has; a batch of each ends
+        there. If they have nothing in common, it is the start of the copy or below.
 
         Args:
-            low: start of the source.
-            start: of the copy.
+            low: start of the source. What the copy has below it is taken for the same.
             high: the end of the one that ends first.
-            end: of the copy.
         """
-        least = max(low, start)
-        while high > least:
-            own = self._own_batch(high - 1)
-            if own[0].next_offset > high:  # the source ends inside of it
-                high = own[0].base_offset
-                continue
-            if own[0].base_offset < least or (self._same(own) and self._cut_at(high)):
-                return high
-            high = own[0].base_offset
-        return max(high, start)
+        start, _ = self._bounds()
+        high = self._edge(high)
+        while high > start and (back := self._back_from(high, low)) < high:
+            high = back
+        return high
 
-    def _same(self, own: tuple[BatchHeader, bytes]) -> bool:
+    def _back_from(self, offset: int, low: int) -> int:
+        """Return an offset where a batch of the copy ends, if the source has the same before it;
+        else the end of an earlier one.
+        """
+        base, _ = self._batch_at(max(offset, low))
+        if base < offset:  # a filler of a copy may be the beginning of a longer one
+            return self._edge(base)
+        if offset <= max(low, self._bounds()[0]):
+            return offset
+        own = self._own_batch(offset - 1)
+        if not self._same(own, low):
+            return own[0].base_offset
+        return min([offset, *self._gone(offset, low)])
+
+    def _same(self, own: tuple[BatchHeader, bytes], low: int) -> bool:
         header, batch = own
-        theirs = self._fetch(header.base_offset, _ONE).records
-        if self._origin.side is None:
+        theirs = self._fetch(max(header.base_offset, low), _ONE).records
+        if self._origin.side is None or header.is_control:
             return theirs[: header.length] == batch
         # Compaction cuts its batches anew; but of one commit they stay, at its offsets.
         other = walk(theirs)[0][1]
         one, two = ((each.txn_id, each.commit_ts, each.is_control) for each in (header, other))
         return one == two
 
-    def _cut_at(self, offset: int) -> bool:
-        """Tell whether a batch of the source begins there, or none does yet: a filler of a copy
-        may be the beginning of a longer one.
+    def _gone(self, offset: int, low: int) -> Iterator[int]:
+        """First offsets of transactions that are open in the copy at an offset, and that the source
+        lacks: key compaction leaves them out with their ends.
         """
-        theirs = self._fetch(offset, _ONE).records
-        return not theirs or walk(theirs)[0][1].base_offset >= offset
+        with self._copy.environment.read() as txn:
+            log = self._copy.log
+            at_end = offset == log.end(txn)
+            found = log.open_transactions(txn) if at_end else log.open_at(txn, offset)
+        for each in found:
+            if each.first_offset >= low:
+                theirs = self._fetch(each.first_offset, _ONE).records
+                if walk(theirs)[0][1].txn_id != each.txn_id:
+                    yield each.first_offset
+
+    def _batch_at(self, offset: int) -> tuple[int, bytes]:
+        """Return where the source's batch begins that holds an offset, or that is to come there;
+        and the batch, if that is below.
+        """
+        found = self._fetch(offset, _ONE).records
+        base = walk(found)[0][1].base_offset if found else offset
+        return base, whole(found) if base < offset else b""
+
+    def _bounds(self) -> tuple[int, int]:
+        with self._copy.environment.read() as txn:
+            return self._copy.log.start(txn), self._copy.log.end(txn)
+
+    def _has_open(self) -> bool:
+        with self._copy.environment.read() as txn:
+            return bool(self._copy.log.open_transactions(txn))
+
+    def _edge(self, offset: int) -> int:
+        """Return where the copy's batch begins that holds an offset; the offset, if none does."""
+        start, end = self._bounds()
+        return self._own_batch(offset)[0].base_offset if start <= offset < end else offset
 
     def _own_batch(self, offset: int) -> tuple[BatchHeader, bytes]:
         with self._copy.environment.read() as txn:
@@ -178,32 +239,33 @@ class Follower:
         if retention.give_up(self._topics, self._copy, offset, may_go):
             fault_point("follow.cut")
 
-    def _begin_anew(self, start: int, end: int) -> None:
-        """Begin at an offset of the source, with the batch that it lies in. `end` is the copy's."""
-        found = self._fetch(start, _ONE).records
-        base = min(walk(found)[0][1].base_offset, start) if found else start
-        if base < end:  # what it has there is of a log that was truncated since
-            self._truncate(base)
-        first = whole(found) if base < start else b""
-        self._agree_on_values()
-        declare_places(self._topics.store, first)
+    def _cut(self, to: _Cut) -> bool:
+        """Make a cut; tell whether what is below it stays."""
+        log = self._copy.log
+        if to.over:
+            self._agree_on_values()
+            declare_places(self._topics.store, to.over)
 
-        def begin(txn: lmdb.Transaction) -> None:
-            self._copy.log.advance_start(txn, base)
-            if first:
-                self._copy.log.put(txn, [first])
-                self._copy.log.advance_start(txn, start)
+        def cut(txn: lmdb.Transaction) -> bool:
+            known = to.known
+            if known:
+                log.truncate(txn, to.base)
+                # The source may lack what is open, and its end would never come.
+                known = not (to.unseen and log.open_transactions(txn))
+            if not known:
+                log.begin_at(txn, to.base)
+            if to.over:
+                log.put(txn, [to.over])
+                if not known:
+                    log.advance_start(txn, to.at)
+            if to.base < to.end:
+                # Before the commit of the log: that may be ahead of its next offset, never behind.
+                self._note(to.base)
+            return known
 
-        self._copy.environment.write(begin)
+        stays = self._copy.environment.write(cut)
         fault_point("follow.cut")
-
-    def _truncate(self, offset: int) -> None:
-        def cut(txn: lmdb.Transaction) -> None:
-            # Before the commit of the log: that may be ahead of its next offset, never behind.
-            self._note(self._copy.log.truncate(txn, offset))
-
-        self._copy.environment.write(cut)
-        fault_point("follow.cut")
+        return stays
 
     def _note(self, offset: int) -> None:
         with self._topics.store.status.read() as cur:

@@ -285,8 +285,7 @@ class LogCutter:
             start=min(record.start, end), end=end, low_water_mark=state.low_water_mark,
             changes=state.changes,
         ))  # fmt: skip
-        rewritten = parts.rewritten()  # other batches may come to these offsets
-        parts.store_rewritten(Rewritten(min(rewritten.upto, end), rewritten.pieces + 1))
+        self._note_rewritten(end)
         fault_point("partition.truncated")
         return end
 
@@ -303,11 +302,17 @@ class LogCutter:
                 "was given up does not come back; nothing was changed"
             )
         if offset > record.end:
-            self._begin_at(offset)
+            self.begin_at(offset)
         else:
             self._drop_below(offset)
             self._parts.store(record._replace(start=offset))
         fault_point("partition.trimmed")
+
+    def begin_at(self, offset: int) -> None:
+        """Takes all away; the log goes on at an offset."""
+        self._parts.drop_all()
+        self._parts.store(LogState(offset, offset))
+        self._note_rewritten(offset)
 
     def replace(self, offset: int, batches: Sequence[Any]) -> None:
         """Puts batches in the place of the SIDE_LIST marker at an offset.
@@ -335,9 +340,10 @@ class LogCutter:
         assert segment is not None
         self._parts.segments.put(segment._replace(bytes=segment.bytes + size))
 
-    def _begin_at(self, offset: int) -> None:
-        self._parts.drop_all()
-        self._parts.store(LogState(offset, offset))
+    def _note_rewritten(self, end: int) -> None:
+        """Note that other batches may come to the offsets behind the end."""
+        rewritten = self._parts.rewritten()
+        self._parts.store_rewritten(Rewritten(min(rewritten.upto, end), rewritten.pieces + 1))
 
     def _drop_below(self, offset: int) -> None:
         parts = self._parts

@@ -136,6 +136,10 @@ class PartitionLog:
         """
         LogCutter(txn, self.environment).advance_start(offset)
 
+    def begin_at(self, txn: lmdb.Transaction, offset: int) -> None:
+        """Removes everything; the log goes on at an offset, also one below its start."""
+        LogCutter(txn, self.environment).begin_at(offset)
+
     def replace(self, txn: lmdb.Transaction, offset: int, batches: Sequence[Buffer]) -> None:
         """Puts batches in the place of the SIDE_LIST marker at an offset: what it stands for.
 
@@ -236,6 +240,10 @@ class PartitionLog:
         if self.state(txn) is _EMPTY:
             return []
         return self._of(txn).open.all()
+
+    def open_at(self, txn: lmdb.Transaction, offset: int) -> list[OpenTxn]:
+        """Transactions that the batches below an offset, at which one begins, leave open."""
+        return self.state_at(txn, offset).open.below(1 << 64)
 
     def first_offset_of(self, txn: lmdb.Transaction, txn_id: int) -> int | None:
         """The first offset of an open transaction; None when it has nothing open here."""
