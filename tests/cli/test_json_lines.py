@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnkv import core
-from txnkv.cli.console import json_lines, json_text, json_value
+from txnkv.cli.console import json_lines, json_text, json_value, row_text
 
 INTEGERS = {
     str(kind): (kind, st.integers(least, most))
@@ -121,6 +121,8 @@ def test_a_map_without_pairs_is_an_object():
     column = pa.array([[], None], pa.map_(pa.string(), pa.int64()))
     lines = bytes(json_lines(pa.record_batch([column], ["m"]))).decode()
     assert lines == '{"m": {}}\n{"m": null}\n'
+    schema = pa.schema([("l", pa.list_(column.type))])
+    assert row_text({"l": [[], [("a", 1)]]}, schema) == '{"l": [{}, {"a": 1}]}'
 
 
 def test_years_of_more_than_four_digits():

@@ -200,6 +200,8 @@ def test_types_of_text_that_no_column_has_become_text(store, file, run):
     csv = "id,at,none\n1,10:00:00,\n2,11:00:00,\n"
     run("load", store, "t", file("a.csv", csv), "--key", "id")
     assert rows_of(store, "t")[0] == {"id": 1, "at": dt.time(10), "none": None}
+    run("load", store, "u", file("a.jsonl", '{"id": 1, "none": [[null], []]}'), "--key", "id")
+    assert rows_of(store, "u")[0] == {"id": 1, "none": [[None], []]}
 
 
 TYPED = (
@@ -337,6 +339,37 @@ def test_lines_that_scan_wrote_come_back(store, file, run, fail):
     assert "line 1: " in fail("load", store, "v", wrong, "--schema", schema, "--key", "id")
 
 
+LISTS = {
+    "list<date32>": '["2026-01-31", null]',
+    "list<time64[us]>": '["01:02:03.500000", null]',
+    "list<time32[ms]>": '["01:02:03.500000"]',
+    "list<duration[us]>": '["PT1S", null]',
+    "list<decimal128(5, -2)>": '["9.9999E+6", null]',
+    "list<list<date32>>": '[["2026-01-31"], null, [], [null]]',
+    "list<list<list<duration[us]>>>": '[[["-P1DT0.5S"]], null]',
+    "list<map<string, int8>>": '[{}, {"a": 1}]',
+    "struct<m: map<string, map<date32, int8>>>": '{"m": {"a": {}, "b": {"2026-01-31": 1}}}',
+    "map<string, list<date32>>": '{"a": ["2026-01-31"], "b": null}',
+    "struct<d: list<duration[us]>, t: time64[us]>": '{"d": ["PT1S"], "t": "01:02:03"}',
+    "list<struct<d: date32, l: list<time64[us]>>>": '[{"d": "2026-01-31", "l": ["01:02:03"]}]',
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_nested_values_that_scan_wrote_come_back(store, file, run, kind):
+    """Arrow's reader takes no text for dates in lists, and no durations."""
+    with txnkv.connect(store) as client:
+        for name in ("t", "u"):
+            client.create_table(name, txnkv.Schema({"id": "int64", "l": f"{kind}?"}, ["id"]))
+    only_null = "[null]" if kind.startswith("list") else "null"
+    values = (LISTS[kind], "null", only_null)
+    lines = "".join(f'{{"id": {i}, "l": {value}}}\n' for i, value in enumerate(values))
+    run("load", store, "t", file("a.jsonl", lines))
+    assert run("scan", store, "t", "--json", "--ordered").out == lines
+    run("load", store, "u", file("b.jsonl", lines.splitlines()[2]))
+    assert run("scan", store, "u", "--json").out == lines.splitlines()[2] + "\n"
+
+
 def test_text_longer_than_a_block_is_read_whole(store, file, run, monkeypatch):
     """The reader cuts text into blocks at line ends; values and errors must not notice."""
     monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)
@@ -359,7 +392,8 @@ BAD = {
     "unknown.csv": ("id,w\n1,2\n", "unknown.csv: there is no column 'w'; the columns are id, v"),
     "unknown_no_rows.csv": ("id,w\n", "there is no column 'w'"),
     "missing.csv": ("v\n1\n", "no column 'id'"),
-    "twice.csv": ("id,id\n1,2\n", "a column twice"),
+    "twice.csv": ("id,id\n1,2\n", "twice.csv: it has column 'id' twice"),
+    "twice_no_rows.csv": ("id,v,v\n", "it has column 'v' twice"),
     "utf8.csv": (b"id,v\n1,2\n\xff,3\n", "utf8.csv: "),
     "cut.csv.gz": (gzip.compress(b"id,v\n1,2\n" * 1000)[:-20], "Truncated"),
     "key.csv": ("id,v\n1,2\n1,3\n", "1 row refused: key 1: "),
@@ -460,8 +494,70 @@ def test_files_that_cannot_be_read(store, file, fail, misuse, tmp_path):
     assert "no rows to infer" in fail("load", store, "t", file("b.csv", ""), "--key", "id")
     assert "no rows to infer" in fail("load", store, "t", file("c.csv", "id\n"), "--key", "id")
     assert "no rows to infer" in fail("load", store, "t", file("d.json", "\n"), "--key", "id")
+    twice = file("e.csv", "id,v,id\n1,2,3\n")
+    assert "e.csv: it has column 'id' twice" in fail("load", store, "t", twice, "--key", "id")
     assert "one character" in misuse("load", store, "t", "a.csv", "--delimiter", "--")
     assert "Missing argument" in misuse("load", store, "t")
+
+
+# -- numbers ---------------------------------------------------------------------------
+
+NEITHER = "column 'n' has whole numbers that neither int64 nor uint64 holds all: --schema"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "lists"])
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
+        (["9223372036854775808", "9223372036854775809"], [2**63, 2**63 + 1]),
+        (["5", "null", "18446744073709551615"], [5, None, 2**64 - 1]),
+        (["9223372036854775808", "-1"], NEITHER),
+        (["18446744073709551616"], NEITHER),
+        (["9007199254740993", "2.5"], [2.0**53, 2.5]),
+        (["10000000000000000000000", "1e300", "-2.5E-3"], [1e22, 1e300, -0.0025]),
+    ],
+)
+def test_whole_numbers_are_not_rounded(store, file, run, fail, ending, texts, wanted):
+    """Arrow makes doubles of those beyond int64: two of them were one key."""
+    if ending == "csv":
+        options = ["--null", "null"]
+        lines = "id,n\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts))
+    else:
+        options = []
+        values = (f"[[{text}], null]" if ending == "lists" else text for text in texts)
+        lines = "".join(f'{{"id": {i}, "n": {text}}}\n' for i, text in enumerate(values))
+    path = file("a.jsonl" if ending == "lists" else f"a.{ending}", lines)
+    if wanted is NEITHER:
+        assert NEITHER in fail("load", store, "t", path, "--key", "id", *options)
+        return
+    run("load", store, "t", path, "--key", "id", *options)
+    if ending == "lists":
+        wanted = [[[value], None] for value in wanted]
+    assert [row["n"] for row in rows_of(store, "t")] == wanted
+
+
+def test_not_a_number_is_a_real_one(store, file, run):
+    run("load", store, "t", file("a.csv", "id,n\n1,9007199254740993\n2,inf\n3,\n"), "--key", "id")
+    assert [row["n"] for row in rows_of(store, "t")] == [2.0**53, float("inf"), None]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_decimals_of_hundreds_come_back(store, file, run, fail, tmp_path, ending):
+    """They are written as 9.9999E+6, in which Arrow's readers counted seven digits."""
+    schema = ["--key", "id", "--schema", "id:int64,n:decimal128(5, -2)?"]
+    lines = "1,9999900\n2,\n3,-1E+2\n4,0\n"
+    if ending == "jsonl":
+        lines = '{"id":1,"n":9999900}\n{"id":2}\n{"id":3,"n":"-1E+2"}\n{"id":4,"n":"0"}\n'
+    run("load", store, "t", file(f"a.{ending}", "id,n\n"[: 5 * (ending == "csv")] + lines), *schema)
+    wanted = [decimal.Decimal(9999900), None, decimal.Decimal(-100), decimal.Decimal(0)]
+    assert [row["n"] for row in rows_of(store, "t")] == wanted
+    run("scan", store, "t", "-o", tmp_path / f"b.{ending}")
+    run("load", store, "u", tmp_path / f"b.{ending}", *schema)
+    assert rows_of(store, "u") == rows_of(store, "t")
+    row = "id,n\n1,150\n" if ending == "csv" else '{"id":1,"n":150}\n'
+    message = fail("load", store, "u", file(f"c.{ending}", row))
+    assert "column 'n' is decimal128(5, -2): " in message
 
 
 # -- time zones ------------------------------------------------------------------------

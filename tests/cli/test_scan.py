@@ -130,6 +130,11 @@ def test_a_file_that_fails_is_not_there(orders, fail, tmp_path):
         client.create_table("raw", txnkv.Schema({"id": "int64", "raw": "binary"}, ["id"]))
     message = fail("scan", orders, "raw", "-o", tmp_path / "raw.csv")
     assert "column 'raw' is binary: CSV cannot hold it" in message
+    with txnkv.connect(orders) as client:
+        columns = {"id": "int64", "ok": "json?", "big": "list<decimal128(5, -2)>?"}
+        client.create_table("hundreds", txnkv.Schema(columns, ["id"]))
+    message = fail("scan", orders, "hundreds", "-o", tmp_path / "raw.parquet")
+    assert "column 'big' is list<item: decimal128(5, -2)>: Parquet cannot hold it" in message
     assert not list(tmp_path.glob("*raw*"))
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -173,3 +174,52 @@ def refused(errors: RowErrors) -> str:
     shown = "; ".join(f"key {error.key!r}: {error.error}" for error in errors.errors[:3])
     more = f"; and {errors.count - 3:,} more" if errors.count > 3 else ""
     return f"{errors.count:,} row{'s' if errors.count != 1 else ''} refused: {shown}{more}"
+
+
+# -- Arrow's errors about text ---------------------------------------------------------
+
+# As text, since most commands need none of them: `re` keeps what it compiled.
+_CONVERSION: Final = r"(?s)In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)"
+_VALUE: Final = r"CSV conversion error to (?P<kind>.+?): invalid value '(?P<value>.*)'"
+_PARSE: Final = r"(?s)CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)"
+_ROW: Final = r"(?s)(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$"
+_CHANGED: Final = r"Column\(/(?P<column>.*?)\) changed from (?P<wanted>\w+) to (?P<got>\w+)"
+
+
+def csv_words(message: str, names: Sequence[str]) -> str:
+    """Arrow's error in a user's words: line and column by name."""
+    conversion = re.match(_CONVERSION, message)
+    found = conversion or re.match(_PARSE, message)
+    if found is None:
+        return message
+    what = found["what"]
+    if conversion is not None:
+        number = int(conversion["column"])
+        column = repr(names[number]) if number < len(names) else f"number {number + 1}"
+        if value := re.match(_VALUE, what):
+            what = f"{value['value']!r} is no {value['kind']} (--schema sets the types)"
+        what = f"column {column}: {what}"
+    return what if found["row"] is None else f"line {int(found['row']):,}: {what}"
+
+
+def json_words(message: str, line: int) -> str:
+    """Arrow's error in a user's words: the line, of which so many lie before what was read."""
+    found = re.match(_ROW, message)
+    if found is None:
+        return message.removeprefix("JSON parse error: ")
+    what = found["what"]
+    if changed := re.match(_CHANGED, what):
+        what = (
+            f"column {changed['column']!r}: a {changed['got']} where a {changed['wanted']} was "
+            "expected (--schema sets the types)"
+        )
+    return f"line {line + int(found['row']) + 1:,}: {what}"
+
+
+def mixed_column(error: BaseException | None) -> str | None:
+    """The column with the objects or lists of JSON that Arrow's error is about."""
+    found = re.search(_CHANGED, str(error))
+    if found is None:
+        return None
+    column, inside, _ = found["column"].partition("/")
+    return column if inside or {found["wanted"], found["got"]} & {"object", "array"} else None

@@ -173,7 +173,7 @@ def row_text(row: Mapping[str, Any], schema: pa.Schema) -> str:
         {
             name: value
             if value is not None and schema.field(name).type == JSON
-            else json_text(json_value(value))
+            else json_text(json_value(value, schema.field(name).type))
             for name, value in row.items()
         }
     )
@@ -184,14 +184,23 @@ def object_text(members: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{json_text(name)}: {text}' for name, text in members.items())}}}"
 
 
-def json_value(value: Any) -> Any:
-    """A value for JSON: what it has not as text, binary as base64."""
+def json_value(value: Any, kind: pa.DataType | None = None) -> Any:
+    """A value for JSON: what it has not as text, binary as base64.
+
+    Args:
+        value: as Python has it.
+        kind: its type, which tells a map without pairs from a list.
+    """
     if isinstance(value, dict):
-        return {name: json_value(item) for name, item in value.items()}
+        fields = kind if isinstance(kind, pa.StructType) else ()
+        kinds = {field.name: field.type for field in fields}
+        return {name: json_value(item, kinds.get(name)) for name, item in value.items()}
     if isinstance(value, list):
-        if value and all(isinstance(item, tuple) for item in value):  # a map has pairs
-            return {str(json_value(name)): json_value(item) for name, item in value}
-        return [json_value(item) for item in value]
+        is_map = isinstance(kind, pa.MapType)
+        inner = getattr(kind, "item_type" if is_map else "value_type", None)
+        if is_map or (value and all(isinstance(i, tuple) for i in value)):
+            return {str(json_value(name)): json_value(item, inner) for name, item in value}
+        return [json_value(item, inner) for item in value]
     if isinstance(value, datetime) and (before := value.utcoffset()) is not None:
         # Before its standard time a zone has seconds, of which other readers know nothing.
         return (value.astimezone(UTC) if before.seconds % 60 else value).isoformat()
@@ -231,7 +240,7 @@ def json_fields(members: Sequence[tuple[str, pa.Array, JsonKind]]) -> list[JsonF
 
 def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
     """Values, and the form in which the core writes them as `json_text(json_value(value))` does."""
-    kind, is_a = column.type, pa.types
+    kind = column.type
     form = json_kind(kind)
     if form is not None:
         return column, form
@@ -239,11 +248,9 @@ def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
         return column.storage, JsonKind.RAW
     if kind == UUID:
         return uuid_texts(column), JsonKind.STRING
-    if is_a.is_decimal(kind):
+    if pa.types.is_decimal(kind):
         return column.cast(pa.string()), JsonKind.STRING
-    values: Iterable[Any] = map(json_value, column.to_pylist())
-    if is_a.is_map(kind):
-        values = ({} if value == [] else value for value in values)
+    values = (json_value(value, kind) for value in column.to_pylist())
     return pa.array(map(json_text, values), pa.string()), JsonKind.RAW
 
 

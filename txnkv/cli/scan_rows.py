@@ -382,6 +382,14 @@ def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
 def _write_parquet(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
     from pyarrow import parquet  # which takes longer to load than many a scan
 
+    for field in schema:  # one by one, since its errors name no column
+        try:
+            parquet.ParquetWriter(pa.MockOutputStream(), pa.schema([field])).close()
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(
+                f"column {field.name!r} is {field.type}: Parquet cannot hold it ({error}); leave "
+                "it out with --columns, or write json or arrow"
+            ) from None
     with parquet.ParquetWriter(file, schema) as writer:
         return _write_all(writer, batches)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from csv import reader as read_lines
@@ -22,6 +22,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 from pyarrow import csv, json
 
+from txnkv.cli.command_group import csv_words, json_words, mixed_column
 from txnkv.cli.console import objects
 from txnkv.cli.message_lines import parse_json, taker
 from txnkv.core import (
@@ -30,7 +31,6 @@ from txnkv.core import (
     JsonKind,
     JsonLineError,
     column_type,
-    duration_of,
     element_type,
     json_members,
     type_name,
@@ -40,16 +40,6 @@ from txnkv.errors import SchemaError
 
 HEAD: Final = 8 << 20
 BLOCK: Final = 1 << 20
-_GZIP: Final = b"\x1f\x8b"
-_CONVERSION: Final = re.compile(
-    r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
-)
-_VALUE: Final = re.compile(r"CSV conversion error to (?P<kind>.+?): invalid value '(?P<value>.*)'")
-_PARSE: Final = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL)
-_ROW: Final = re.compile(r"(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$", re.DOTALL)
-_CHANGED: Final = re.compile(
-    r"Column\(/(?P<column>.*?)\) changed from (?P<wanted>\w+) to (?P<got>\w+)"
-)
 
 
 @dataclass(frozen=True)
@@ -87,9 +77,8 @@ class TextFile(io.RawIOBase):
         self._begin()
 
     def _begin(self) -> None:
-        magic = self._take(2)
-        self._pushed = magic
-        if magic == _GZIP:
+        magic = self._pushed = self._take(2)
+        if magic == b"\x1f\x8b":  # gzip
             self._inflate = pa.CompressedInputStream(pa.PythonFile(_Raw(self), "r"), "gzip")
         head = bytearray()
         while len(head) < HEAD and (more := self._decoded(HEAD - len(head))):
@@ -144,11 +133,10 @@ class _Raw(io.RawIOBase):
 
 
 def _length(raw: IO[bytes]) -> int | None:
-    try:
-        status = os.fstat(raw.fileno())
-    except OSError:
-        return None
-    return status.st_size if os.path.isfile(raw.fileno()) else None
+    with suppress(OSError):
+        if os.path.isfile(raw.fileno()):
+            return os.fstat(raw.fileno()).st_size
+    return None
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
@@ -161,8 +149,8 @@ def storable(schema: pa.Schema) -> pa.Schema:
 
 
 def _storable_field(field: Any) -> Any:
-    if pa.types.is_null(field.type):
-        return pa.field(field.name, pa.string())
+    if pa.types.is_null(element_type(field.type)):
+        return pa.field(field.name, _replaced(field.type, pa.string()))
     if pa.types.is_time(field.type):
         return pa.field(field.name, pa.time64("us"), field.nullable)
     try:
@@ -171,10 +159,73 @@ def _storable_field(field: Any) -> Any:
         raise SchemaError(f"column {field.name!r}: {error}") from None
 
 
+def _require_once(names: Sequence[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ValueError(f"it has column {name!r} twice")
+
+
+def _with_whole_numbers(
+    found: pa.Table, texts: Callable[[Any], Any], read: Callable[[Any], Any]
+) -> pa.Schema:
+    """The types inferred, with uint64 for whole numbers beyond int64: Arrow makes doubles of them.
+
+    Args:
+        found: the values.
+        texts, read: read a column again, as its numbers are written and in another type.
+
+    Raises:
+        ValueError: neither int64 nor uint64 holds all of a column.
+    """
+    schema = found.schema
+    for at, field in enumerate(schema):
+        if not _has_large(found.column(at)):
+            continue
+        written = texts(field.with_type(pa.string()))
+        if pc.any(pc.match_substring_regex(written, "(?i)[.e]|nan|inf")).as_py():
+            continue  # reals, and no digits lost that a double has
+        schema = schema.set(at, field.with_type(_replaced(field.type, pa.uint64())))
+        try:
+            read(schema.field(at))
+        except ValueError:
+            raise ValueError(
+                f"column {field.name!r} has whole numbers that neither int64 nor uint64 holds all: "
+                "--schema says what they are, as decimal128(38, 0), or float64, which rounds them"
+            ) from None
+    return schema
+
+
+def _has_large(column: pa.ChunkedArray) -> bool:
+    """Return True for doubles, or lists of them, that may be whole numbers with digits lost."""
+    while pa.types.is_list(column.type):
+        column = pc.list_flatten(column)
+    if not pa.types.is_float64(column.type):
+        return False
+    return (pc.max(pc.abs(column.filter(pc.is_finite(column)))).as_py() or 0) >= 1 << 53
+
+
+class _TextSource:
+    """A file of text: its name, its length, and how much of it was read."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path if path != "-" else "stdin"
+        self._file = TextFile(path)
+        self.total = self._file.total
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were read."""
+        return self._file.consumed
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
 # -- CSV ------------------------------------------------------------------------------
 
 
-class CsvSource:
+class CsvSource(_TextSource):
     """A CSV file.
 
     Args:
@@ -184,10 +235,8 @@ class CsvSource:
     """
 
     def __init__(self, path: str, options: Options, types: pa.Schema | None) -> None:
-        self.name = path if path != "-" else "stdin"
+        super().__init__(path)
         self._path = path
-        self._file = TextFile(path)
-        self.total = self._file.total
         self._options = options
         self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
         self._names = types.names if types is not None and not options.header else None
@@ -202,39 +251,39 @@ class CsvSource:
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
         try:
-            found = self._read_head(head, threads=True)
-        except pa.ArrowInvalid:
-            try:  # Again, since only the reader without threads tells the line.
-                found = self._read_head(head, threads=False)
-            except pa.ArrowInvalid as error:
-                raise ValueError(_csv_error(str(error), [])) from error
+            found = self._read_head(head)
+        except pa.ArrowInvalid as error:
+            raise ValueError(csv_words(str(error), [])) from error
         if found.num_rows == 0:
             raise ValueError("there are no rows to infer the types from: give --schema")
-        return storable(found.schema)
 
-    def _read_head(self, head: bytes, *, threads: bool) -> pa.Table:
+        def again(field: Any) -> pa.ChunkedArray:
+            return self._read_head(head, {field.name: field.type}).column(0)
+
+        _require_once(found.column_names)
+        return storable(_with_whole_numbers(found, again, again))
+
+    def _read_head(self, head: bytes, types: dict[str, pa.DataType] | None = None) -> pa.Table:
+        """Read the columns of these types; all, where none are given, in those that fit."""
         return csv.read_csv(
             io.BytesIO(head),
-            read_options=csv.ReadOptions(block_size=len(head) + 1, use_threads=threads),
+            # With threads its errors tell no line.
+            read_options=csv.ReadOptions(block_size=len(head) + 1, use_threads=False),
             parse_options=self._parse_options(),
-            convert_options=self._convert_options(None),
+            convert_options=self._convert_options(types, list(types or ())),
         )
 
     def _parse_options(self) -> Any:
         return csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
 
-    def _convert_options(self, types: dict[str, pa.DataType] | None) -> Any:
+    def _convert_options(self, types: dict[str, pa.DataType] | None, only: Sequence[str]) -> Any:
         return csv.ConvertOptions(
             column_types=types,
+            include_columns=only,
             null_values=list(self._options.nulls),
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file that were read."""
-        return self._file.consumed
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows; empty text in a column that takes no null stays empty text."""
@@ -248,6 +297,7 @@ class CsvSource:
 
     def _require_known(self, names: Sequence[str]) -> None:
         """Refuse columns that are not known, or no text can hold, also where no row follows."""
+        _require_once(names)
         unknown = [name for name in names if name not in self.schema.names]
         if unknown:
             raise ValueError(
@@ -266,23 +316,20 @@ class CsvSource:
             ),
             parse_options=self._parse_options(),
             convert_options=self._convert_options(
-                {f.name: _csv_type(f.type) for f in self.schema if not pa.types.is_nested(f.type)}
+                {f.name: _csv_type(f.type) for f in self.schema if not pa.types.is_nested(f.type)},
+                (),
             ),
         )
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [
-            self._filled_column(column, name)
-            for column, name in zip(batch.columns, batch.schema.names, strict=True)
-        ]
-        return pa.record_batch(columns, names=batch.schema.names)
+        columns = map(self._filled_column, batch.columns, batch.schema.names)
+        return pa.record_batch(list(columns), names=batch.schema.names)
 
     def _filled_column(self, column: pa.Array, name: str) -> pa.Array:
-        position = self.schema.get_field_index(name)
-        required = position >= 0 and not self.schema.field(position).nullable
-        if position >= 0 and pa.types.is_duration(self.schema.field(position).type):
-            return _parsed(column, self.schema.field(position), duration_of)
-        if column.null_count and required and pa.types.is_string(column.type):
+        field = self.schema.field(name)
+        if pa.types.is_duration(field.type) or _is_coarse(field.type):
+            return _parsed(column, field, taker(field.type))
+        if column.null_count and not field.nullable and pa.types.is_string(column.type):
             return pc.fill_null(column, "")
         return column
 
@@ -295,21 +342,23 @@ class CsvSource:
                         pass
             except pa.ArrowInvalid as error:
                 message = str(error)
-        return _csv_error(message, self._names or self._header())
+        return csv_words(message, self._names or self._header())
 
     def _header(self) -> list[str]:
         """The names in the first line."""
         text = self._file.head.decode(errors="replace").splitlines()[:1]
         return next(read_lines(text, delimiter=self._delimiter), [])
 
-    def close(self) -> None:
-        """Give the file back."""
-        self._file.close()
-
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
-    """The type to read a column as: JSON, UUIDs and durations are text there."""
-    return pa.string() if pa.types.is_duration(kind) or kind in (JSON, UUID) else kind
+    """The type to read a column as: JSON, UUIDs and what `taker` reads are text there."""
+    text = pa.types.is_duration(kind) or _is_coarse(kind) or kind in (JSON, UUID)
+    return pa.string() if text else kind
+
+
+def _is_coarse(kind: pa.DataType) -> bool:
+    """Return True for decimals written as 1.5E+3, of which Arrow's readers count the digits."""
+    return bool(pa.types.is_decimal(kind) and kind.scale < 0)
 
 
 def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Array:
@@ -317,7 +366,7 @@ def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Arr
     try:
         values = [None if text is None else parse(text) for text in column.to_pylist()]
         return pa.array(values, field.type)
-    except (ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         raise ValueError(
             f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
         ) from None
@@ -332,25 +381,10 @@ def _last_line_end(head: bytes) -> int:
     return len(head)
 
 
-def _csv_error(message: str, names: list[str]) -> str:
-    """Pyarrow's words in a user's: line and column by name."""
-    found = _CONVERSION.match(message) or _PARSE.match(message)
-    if found is None:
-        return message
-    what = found["what"]
-    if found.re is _CONVERSION:
-        number = int(found["column"])
-        column = repr(names[number]) if number < len(names) else f"number {number + 1}"
-        if value := _VALUE.match(what):
-            what = f"{value['value']!r} is no {value['kind']} (--schema sets the types)"
-        what = f"column {column}: {what}"
-    return what if found["row"] is None else f"line {int(found['row']):,}: {what}"
-
-
 # -- JSON lines ------------------------------------------------------------------------
 
 
-class JsonSource:
+class JsonSource(_TextSource):
     """A file of JSON lines.
 
     Args:
@@ -358,9 +392,7 @@ class JsonSource:
     """
 
     def __init__(self, path: str, types: pa.Schema | None) -> None:
-        self.name = path if path != "-" else "stdin"
-        self._file = TextFile(path)
-        self.total = self._file.total
+        super().__init__(path)
         if self._file.head.lstrip()[:1] == b"[":
             raise ValueError(
                 "this is one JSON array, not JSON lines (one object a line); "
@@ -376,23 +408,30 @@ class JsonSource:
             head = head[: head.rfind(b"\n") + 1]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
-        found, names = self._read_mixed(head)
-        times = [field.name for field in found if pa.types.is_timestamp(element_type(field.type))]
+        values, names = self._read_mixed(head)
+
+        def texts(field: Any) -> pa.Array:
+            lines = filter(bytes.strip, head.splitlines())
+            rows = (loads(line, parse_int=str, parse_float=str) for line in lines)
+            return pa.array((dumps(row.get(field.name)) for row in rows), field.type)
+
+        def again(*fields: Any) -> pa.Table:
+            return self._read(head, pa.schema(fields), 0, unexpected="ignore")
+
+        found = _with_whole_numbers(values, texts, again)
+        times = [field for field in found if pa.types.is_timestamp(element_type(field.type))]
         if times:
             # The reader passes over time zones: whether there are some shows in the text.
-            as_text = pa.schema([_wire(found.field(name)) for name in times])
-            texts = self._read(head, as_text, 0, unexpected="ignore")
-            for name in times:
-                at = found.get_field_index(name)
-                kind = _kind_of_times(texts.column(name), found.field(at).type)
-                found = found.set(at, pa.field(name, kind))
-        for at, field in enumerate(found):
-            if _has_objects(field.type):
-                found = found.set(at, pa.field(field.name, JSON))
-        fields = {name: pa.field(name, JSON) for name in names} | {f.name: f for f in found}
+            written = again(*map(_wire, times))
+            for field in times:
+                kind = _kind_of_times(written.column(field.name), field.type)
+                found = found.set(found.get_field_index(field.name), field.with_type(kind))
+        fields = {name: pa.field(name, JSON) for name in names} | {
+            field.name: field.with_type(JSON) if _is_raw(field.type) else field for field in found
+        }
         return storable(pa.schema(list(fields.values())))
 
-    def _read_mixed(self, head: bytes) -> tuple[pa.Schema, list[str]]:
+    def _read_mixed(self, head: bytes) -> tuple[pa.Table, list[str]]:
         """Infer types, but of columns whose objects and lists have no one type in Arrow.
 
         Returns:
@@ -405,9 +444,9 @@ class JsonSource:
         names: list[str] = []
         while True:
             try:
-                return self._read(head, None, 0).schema, names
+                return self._read(head, None, 0), names
             except ValueError as error:
-                column = _mixed_column(error.__cause__)
+                column = mixed_column(error.__cause__)
                 if column is None:
                     raise
                 if not rows:
@@ -418,11 +457,6 @@ class JsonSource:
             for row in rows:
                 row.pop(column, None)
             head = "\n".join(map(dumps, rows)).encode()
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file that were read."""
-        return self._file.consumed
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows; fields that a line does not have are null."""
@@ -491,7 +525,7 @@ class JsonSource:
         except pa.ArrowInvalid as error:
             if "unexpected field" in str(error):
                 raise ValueError(self._unexpected(block, line)) from error
-            raise ValueError(_json_error(str(error), line)) from error
+            raise ValueError(json_words(str(error), line)) from error
 
     def _unexpected(self, block: bytes, line: int) -> str:
         found = self._read(block, None, line).schema.names
@@ -499,18 +533,13 @@ class JsonSource:
         first = max(block.find(dumps(unknown[0], ensure_ascii=False).encode()), 0)
         line += block.count(b"\n", 0, first) + 1
         return (
-            f"line {line:,}: there is no column "
-            f"{', '.join(map(repr, unknown))}; the columns are {', '.join(self.schema.names)} "
-            "(--schema sets them)"
+            f"line {line:,}: there is no column {', '.join(map(repr, unknown))}; the columns are "
+            f"{', '.join(self.schema.names)} (--schema sets them)"
         )
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [_unwired(*each) for each in zip(batch.columns, self.schema, strict=True)]
         return pa.record_batch(columns, names=self.schema.names)
-
-    def close(self) -> None:
-        """Give the file back."""
-        self._file.close()
 
 
 def _wire(field: Any) -> Any:
@@ -527,14 +556,11 @@ def _wire(field: Any) -> Any:
 
 def _is_raw(kind: pa.DataType) -> bool:
     """Return True for what is read as it is written, and for what Arrow's reader does not read."""
-    return kind == JSON or _has_objects(kind)
-
-
-def _has_objects(kind: pa.DataType) -> bool:
-    """Return True for objects, lists of them, and lists of what is base64."""
-    element = element_type(kind)
-    binary = element != kind and pa.types.is_binary(element)
-    return bool(binary or pa.types.is_struct(element) or pa.types.is_map(element))
+    element, is_a = element_type(kind), pa.types
+    if kind == JSON or _is_coarse(element) or is_a.is_struct(element) or is_a.is_map(element):
+        return True
+    texts = (is_a.is_binary, is_a.is_date, is_a.is_time, is_a.is_duration)
+    return element != kind and any(is_text(element) for is_text in texts)
 
 
 def _unwired(column: pa.Array, field: Any) -> pa.Array:
@@ -546,9 +572,7 @@ def _unwired(column: pa.Array, field: Any) -> pa.Array:
         return _parsed(column, field, lambda text: take(parse_json(text)))
     if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
         return _parsed(column, field, take)
-    if is_a.is_date(kind):
-        return pc.cast(column, kind)
-    if is_a.is_timestamp(element_type(kind)):
+    if is_a.is_date(kind) or is_a.is_timestamp(element_type(kind)):
         try:
             return pc.cast(column, kind)
         except pa.ArrowInvalid as error:
@@ -570,29 +594,7 @@ def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType
     return texts.type
 
 
-def _mixed_column(error: BaseException | None) -> str | None:
-    """The column with the objects or lists that pyarrow's error is about."""
-    found = _CHANGED.search(str(error))
-    if found is None:
-        return None
-    column, inside, _ = found["column"].partition("/")
-    return column if inside or {found["wanted"], found["got"]} & {"object", "array"} else None
-
-
 def _replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     """The type with another one for what its lists hold."""
-    return pa.list_(_replaced(kind.value_type, element)) if pa.types.is_list(kind) else element
-
-
-def _json_error(message: str, line: int) -> str:
-    """Pyarrow's words in a user's: the line in the file."""
-    found = _ROW.match(message)
-    if found is None:
-        return message.removeprefix("JSON parse error: ")
-    what = found["what"]
-    if changed := _CHANGED.match(what):
-        what = (
-            f"column {changed['column']!r}: a {changed['got']} where a {changed['wanted']} was "
-            "expected (--schema sets the types)"
-        )
-    return f"line {line + int(found['row']) + 1:,}: {what}"
+    inner = getattr(kind, "value_type", None)
+    return element if inner is None else pa.list_(_replaced(inner, element))
