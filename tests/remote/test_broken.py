@@ -417,6 +417,105 @@ def test_rows_whose_stream_did_not_arrive_may_be_written_again(
     assert store.table("t").count() == 200_000
 
 
+def test_a_session_goes_on_after_a_new_start_of_the_server(
+    serving: Any, store: txnkv.Client
+) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client, client.new_session() as session:
+        session.insert("t", (1, "flushed"))
+        session.flush()
+        session.insert("t", (2, "waits at the client"))
+        _again(serving, client)
+        session.flush()
+    assert store.table("t").count() == 2
+
+
+@pytest.mark.parametrize("how", ["flush", "get"])
+def test_a_transaction_is_given_up_where_a_call_of_it_breaks_off(
+    store: txnkv.Client, wire: Wire, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nothing of it is committed: `run` runs it again."""
+    monkeypatch.setattr("txnkv.remote.channel._TRIES", 1)
+    begun: list[txnkv.Transaction] = []
+    with txnkv.connect(wire.address) as client:
+        table = client.table("t")
+
+        def work(txn: txnkv.Transaction) -> None:
+            assert txn.id
+            begun.append(txn)
+            txn.insert(table, (1, "once"))
+            if len(begun) == 1:
+                wire.answers = False
+                cut = threading.Timer(0.3, lambda: (setattr(wire, "answers", True), wire.cut()))
+                cut.start()
+            if how == "flush":
+                txn.flush()
+            else:
+                txn.get(table, 1)
+
+        client.run(work, deadline=None)
+        assert len(begun) == 2
+        with pytest.raises(txnkv.InvalidTxnStateError, match="broke off"):
+            begun[0].commit()
+    assert store.table("t").count() == 1
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_what_a_flush_behind_the_caller_meets_is_told(
+    store: txnkv.Client,
+    remote: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    in_transaction: bool,
+) -> None:
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
+    client = remote()
+    gone = store.create_table("gone", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    txn = client.new_transaction() if in_transaction else None
+    session = (txn or client).new_session("auto_background")
+    session.insert("t", (1, "stays"))
+    session.insert("gone", (1,))
+    store.drop_table(gone)
+    session._flusher._timer.function()
+    assert session._flusher._flushing.exception(30) is not None
+    with pytest.raises(txnkv.TableNotFoundError):
+        session.insert("t", (2, "is not taken"))
+    assert session.flush().inserted == 1
+    session.close()
+    if txn is not None:
+        txn.commit()
+    assert store.table("t").count() == 1
+
+
+def test_nothing_is_flushed_behind_a_session_that_is_closed_or_dropped(
+    store: txnkv.Client, remote: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
+    client = remote()
+    closed, dropped = (client.new_session("auto_background") for _ in range(2))
+    for number, session in enumerate((closed, dropped)):
+        session.insert("t", (number, ""))
+    closed.close()
+    assert closed._flusher._timer is None
+    timer = dropped._flusher._timer
+    del session, dropped
+    gc.collect()
+    timer.function()
+    assert [row["id"] for row in store.table("t").scan()] == [0]
+
+
+def test_an_ended_transaction_keeps_no_rows(remote: Callable[..., Any]) -> None:
+    client = remote()
+    txn = client.new_transaction()
+    session = txn.new_session("auto_sync")
+    session.insert("t", (1, "in it"))
+    at = txn.commit()
+    for call in (lambda: session.insert("t", (2, "")), lambda: txn.get("t", 1)):
+        with pytest.raises(txnkv.InvalidTxnStateError, match="COMMITTED"):
+            call()
+    session.close()
+    assert txn.commit() == at
+
+
 def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:
     with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
         table = client.table("t")
