@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -65,12 +66,18 @@ EXPIRY_ROWS: Final = 100_000
 """Rows that one transaction deletes, at most; where there are more, the next round goes on."""
 
 
-class Lot(NamedTuple):
-    """All that waited in a session, to be written together."""
+@dataclass
+class Lot:
+    """All that waited in a session, to be written together.
+
+    Attributes:
+        outcome: of its rows, when they are written.
+    """
 
     runs: list[Run]
     parcels: list[Parcel]
     acks: list[Acks]
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def is_empty(self) -> bool:
@@ -88,15 +95,15 @@ class Lot(NamedTuple):
 
     def write(self, context: TxnContext) -> Outcome:
         """Write all of it in a transaction; return what became of the rows."""
-        outcome = Outcome()
+        self.outcome = Outcome()
         for parcel in self.parcels:
             context.send(parcel.topic, parcel.parts)
         for info, ids, cumulative in self.acks:
             context.acknowledge(info, ids, cumulative=cumulative)
         context.settle()
         for run in self.runs:
-            outcome.add(_write_now(context, run.writer, run.op, run.rows))
-        return outcome
+            self.outcome.add(_write_now(context, run.writer, run.op, run.rows))
+        return self.outcome
 
     def without_gone(self, error: BaseException, instance: Instance) -> Lot:
         """Return what waits on after an error: all but what is of the table or topic that it names
@@ -104,7 +111,7 @@ class Lot(NamedTuple):
         """
         if isinstance(error, TableNotFoundError):
             gone = _first_gone(instance.engine, [run.writer.table for run in self.runs])
-            return self._replace(runs=[run for run in self.runs if run.writer.table.id != gone])
+            return Lot([r for r in self.runs if r.writer.table.id != gone], self.parcels, self.acks)
         if isinstance(error, TopicNotFoundError):
             topics = [
                 *(each.topic for each in self.parcels),
@@ -114,9 +121,7 @@ class Lot(NamedTuple):
             acks = [acks for acks in self.acks if acks[0].topic.id != gone]
             if gone is None:
                 acks = [each for each in acks if _is_there(instance, each[0])]
-            return self._replace(
-                parcels=[parcel for parcel in self.parcels if parcel.topic.id != gone], acks=acks
-            )
+            return Lot(self.runs, [p for p in self.parcels if p.topic.id != gone], acks)
         return self
 
 
@@ -125,12 +130,10 @@ class Unsure(NamedTuple):
 
     Attributes:
         ask: tells which.
-        outcome: of its rows, if it is there.
         lot: what it was to write.
     """
 
     ask: Callable[[], bool]
-    outcome: Outcome
     lot: Lot
 
 

@@ -563,24 +563,17 @@ class Session(Closing):
             acks, self._acks = self._acks, []
         if (lot := Lot(runs, parcels, acks)).is_empty:
             return
-        outcome = Outcome()
-
-        def write(context: TxnContext) -> Outcome:
-            nonlocal outcome
-            outcome = lot.write(context)
-            return outcome
-
         try:
             if runs or acks or not send_alone(self._connection.instance.topics, parcels):
-                write_alone(self._connection.instance, write, again=True)
+                write_alone(self._connection.instance, lot.write, again=True)
         except CommitOutcomeUnknownError as error:
             if error.ask is not None:
-                self._unsure = Unsure(error.ask, outcome, lot)
+                self._unsure = Unsure(error.ask, lot)
             raise
         except BaseException as error:
             self._put_back(lot.without_gone(error, self._connection.instance))
             raise
-        self._flushed.add(outcome)
+        self._flushed.add(lot.outcome)
         self._note(sent=lot.sent, acked=lot.acked)
 
     def _ask_about_the_last(self) -> None:
@@ -589,7 +582,7 @@ class Session(Closing):
             return
         there, self._unsure = unsure.ask(), None
         if there:
-            self._flushed.add(unsure.outcome)
+            self._flushed.add(unsure.lot.outcome)
             self._note(sent=unsure.lot.sent, acked=unsure.lot.acked)
         else:
             self._put_back(unsure.lot)
