@@ -19,6 +19,7 @@ from txnkv.coordinator.liveness import LeaseLostError
 from txnkv.errors import NotSupportedError
 from txnkv.storage import StoreDirectory, arm, disarm
 from txnkv.topics import key_compaction
+from txnkv.topics.log.log_check import problems
 from txnkv.topics.read.commit_reader import CommitReader
 from txnkv.topics.read.pinned_range import pin, read
 from txnkv.topics.topic_catalog import TopicOptions
@@ -477,3 +478,31 @@ def test_how_far_is_not_noted_of_a_log_that_was_cut_off_at_the_end(
         key_compaction.compact(engine, partition, force=True)
     with partition.environment.read() as txn:
         assert partition.log.rewritten(txn).upto <= partition.log.end(txn)
+
+
+def test_the_index_of_commits_goes_by_segments(client: txnkv.Client) -> None:
+    """Readers in commit order get what is left where those before are given up. No entry stands
+    where such a segment begins.
+    """
+    to = Writer(client, TOPIC, options=TopicOptions(cleanup="compact", segment_bytes=500))
+    topic = client.topic(TOPIC)
+    for i in range(12):
+        row = to.begin()
+        to.append(row, f"{i}", "." * 100)
+        to.commit(row)
+        send(client, ("a", f"{i}"))
+    client.compact()
+    (partition,) = to.partitions
+    with partition.environment.read() as txn:
+        bases = [each.base for each in partition.log.segments(txn)]
+    assert len(bases) > 3
+    for base in bases[1:]:
+        topic.truncate(base)
+        with partition.environment.read() as txn:
+            assert list(problems(partition.log, txn)) == []
+        found: list[Sent] = []
+        with topic.consumer(order="commit") as consumer:
+            while some := consumer.poll(timeout=0):
+                found += [(each.offset, each.key, each.value) for each in some]  # type: ignore[misc]
+        there = left(topic)
+        assert found in (there, there[1:])  # without a transaction that is torn

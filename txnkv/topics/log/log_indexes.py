@@ -67,13 +67,13 @@ class Commits(LogPart):
         if there:
             first = KEY.pack(there[0].marker_offset)
             delete_range(self._txn, self._db, first, KEY.pack(high))
-        kept = [entry for entry in there if entry.marker_offset < low]
-        kept += entries
-        kept += [entry for entry in there if entry.marker_offset >= high]
-        for at in range(0, len(kept), _TOGETHER):
-            some = kept[at : at + _TOGETHER]
-            value = b"".join([_COMMIT.pack(*entry) for entry in some])
-            self._txn.put(KEY.pack(some[0].marker_offset), value, db=self._db)
+        before = [entry for entry in there if entry.marker_offset < low]
+        behind = [entry for entry in there if entry.marker_offset >= high]
+        for kept in (before, entries, behind):  # each is in a segment, and goes with it
+            for at in range(0, len(kept), _TOGETHER):
+                some = kept[at : at + _TOGETHER]
+                value = b"".join([_COMMIT.pack(*entry) for entry in some])
+                self._txn.put(KEY.pack(some[0].marker_offset), value, db=self._db)
 
     def around(self, offset: int) -> Iterator[CommitEntry]:
         """Entries by position, from one that begins at or below an offset on, if there is one.
