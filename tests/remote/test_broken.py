@@ -491,8 +491,8 @@ def test_nothing_is_flushed_behind_a_session_that_is_closed_or_dropped(
 ) -> None:
     monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
     client = remote()
-    closed, dropped = (client.new_session("auto_background") for _ in range(2))
-    for number, session in enumerate((closed, dropped)):
+    closed, dropped, left = (client.new_session("auto_background") for _ in range(3))
+    for number, session in enumerate((closed, dropped, left)):
         session.insert("t", (number, ""))
     closed.close()
     assert closed._flusher._timer is None
@@ -500,6 +500,8 @@ def test_nothing_is_flushed_behind_a_session_that_is_closed_or_dropped(
     del session, dropped
     gc.collect()
     timer.function()
+    client.close()
+    assert left._flusher._timer is None
     assert [row["id"] for row in store.table("t").scan()] == [0]
 
 

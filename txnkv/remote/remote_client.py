@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -119,6 +120,7 @@ class RemoteClient(RemoteHandle, Client):
         self.claims = {}
         self.claiming = new_lock()
         self.begun = 0  # transactions
+        self.sessions = weakref.WeakSet()
         self._learned: dict[int, tuple[Schema, int]] = {}
         self.tables()  # so that a wrong address or credential shows here
 
@@ -152,6 +154,8 @@ class RemoteClient(RemoteHandle, Client):
         if not self._channel.closed:
             close_producers(self)
             self.is_open = False
+            for session in list(self.sessions):
+                session.look_anew(self)
             if "committer" in self.__dict__:
                 self.committer.close()
             if "pool" in self.__dict__:

@@ -152,6 +152,7 @@ class RemoteSession(RemoteHandle, Session):
         self._tables: dict[str, RemoteTable] = {}
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection
+        connection.sessions.add(self)
         if own:
             assert txn is not None
             self.number, self.twin = txn.number, "Transaction"
@@ -396,6 +397,7 @@ class RemoteSession(RemoteHandle, Session):
 
     def end(self) -> None:
         self._tables, self._topics = {}, {}
+        self._flusher.cancel()
 
     def close(self) -> None:
         if self._closed:
