@@ -236,6 +236,41 @@ def test_waits_end_with_the_server(others: ThreadPoolExecutor) -> None:
         waiting.result(60)
 
 
+def test_who_is_gone_while_it_waits_is_out_with_its_session(others: ThreadPoolExecutor) -> None:
+    """It was a member until the round was over, of which the leader was told."""
+    group, gone = ConsumerGroup("g"), threading.Event()
+
+    def check() -> None:
+        if gone.is_set():
+            raise ConnectionAbortedError
+
+    one, _ = group.join(asking("a"), running)
+    broken = others.submit(group.join, asking("b"), check)
+    until(lambda: len(group.members) == 2)
+    (two,) = group.members.keys() - {one}
+    again = others.submit(group.join, asking("b", two), running)  # over another connection
+    until(lambda: group.members[two].waits == 2)
+    gone.set()
+    with pytest.raises(ConnectionAbortedError):
+        broken.result(60)
+    group.members[two].seen -= 31
+    group.look()
+    assert two in group.members
+    gone.clear()
+    group.join(asking("a", one), running)
+    again.result(60)
+    new = others.submit(group.join, asking("c"), check)
+    until(lambda: len(group.members) == 3)
+    (three,) = group.members.keys() - {one, two}
+    gone.set()
+    with pytest.raises(ConnectionAbortedError):
+        new.result(60)
+    assert three in group.members
+    group.members[three].seen -= 31
+    refused(Code.REBALANCE_IN_PROGRESS, group.heartbeat, one, None, 2)
+    assert group.members.keys() == {one, two}
+
+
 def test_a_group_is_kept_from_its_first_join_on() -> None:
     groups = Groups()
     refused(Code.UNKNOWN_MEMBER_ID, groups.get("g").heartbeat, "nobody", None, 1)

@@ -17,8 +17,8 @@ import pytest
 import txnkv
 from tests.kafka.test_groups import asking, refused, running, until
 from tests.kafka.test_requests import _begin, _commit_offset, _end
-from tools.kafka_wire import Wire, batch_of
-from txnkv.kafka import KafkaServer, consumer_groups, listener
+from tools.kafka_wire import Wire, batch_of, request
+from txnkv.kafka import KafkaServer, consumer_groups, listener, log_requests
 from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import STABLE, ConsumerGroup, Groups
 from txnkv.server import Users, add_user
@@ -118,6 +118,57 @@ def test_who_waits_for_a_round_keeps_no_memory_of_large_requests(
         assert not waiting.done()
         server._broker.groups.get("g").leave(*_first(server))
         assert waiting.result(60)["generation_id"] == 2
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("what", ["JoinGroup", "SyncGroup", "Fetch"])
+def test_who_hangs_up_while_it_waits_keeps_no_connection(
+    store: txnkv.Client,
+    serve: Serve,
+    dial: Dial,
+    certificate: tuple[Path, Path],
+    monkeypatch: Any,
+    what: str,
+    encrypted: bool,
+) -> None:
+    """Five hundred of them kept everybody out, for as long as a round may take."""
+    monkeypatch.setattr(log_requests, "_MOST_WAIT_MILLIS", 600_000)
+    monkeypatch.setattr(consumer_groups, "_GATHER", 0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server = serve(tls=context if encrypted else None)
+
+    def connect() -> Wire:
+        wire = dial(server)
+        if encrypted:
+            trusting = ssl.create_default_context(cafile=certificate[0])
+            wire.socket = trusting.wrap_socket(wire.socket, server_hostname="127.0.0.1")
+        return wire
+
+    store.create_topic("t")
+    group = {"group_id": "g", "protocol_type": "consumer"}
+    times = {"session_timeout_ms": 600_000, "rebalance_timeout_ms": 600_000}
+    asked = group | times | {"protocols": [{"name": "range", "metadata": b""}]}
+    leader, gone = connect(), connect()
+    if what == "Fetch":
+        wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MEBIBYTE}
+        topics = [{"topic": "t", "partitions": [wanted]}]
+        limits = {"max_wait_ms": 600_000, "min_bytes": 1, "max_bytes": MEBIBYTE}
+        call = request("Fetch", 4, **limits, isolation_level=0, replica_id=-1, topics=topics)
+    else:
+        one = leader.ask("JoinGroup", 3, **asked, member_id="")["member_id"]
+        call = request("JoinGroup", 3, **asked, member_id="")
+    if what == "SyncGroup":
+        with ThreadPoolExecutor(1) as pool:
+            joined = pool.submit(gone.ask, "JoinGroup", 3, **asked, member_id="")
+            until(lambda: len(server._broker.groups.get("g").members) == 2)
+            leader.ask("JoinGroup", 3, **asked, member_id=one)
+            two = joined.result(60)["member_id"]
+        call = request("SyncGroup", 3, group_id="g", generation_id=2, member_id=two, assignments=[])
+    gone.socket.sendall(call + request("ApiVersions", 0))  # which stays unread
+    gone.socket.close()
+    until(lambda: len(server._open) == 1)
+    assert leader.ask("ApiVersions", 0)["error_code"] == 0
 
 
 def _first(server: KafkaServer) -> tuple[str, None]:

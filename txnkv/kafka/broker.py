@@ -134,6 +134,7 @@ class Peer:
         mechanism: of the handshake that has begun.
         scram: the log in that has begun.
         closing: the server stops, or the connection is gone.
+        has_hung_up: tells whether the client has closed the connection, as seen from here.
         plain: producers without numbers, by the id of their topic.
     """
 
@@ -147,6 +148,7 @@ class Peer:
     scram: ScramExchange | None = None
     entry: StoredUser | None = None
     closing: threading.Event = field(default_factory=new_event)
+    has_hung_up: Callable[[], bool] = lambda: False
     plain: dict[int, Sender] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -193,6 +195,16 @@ class Peer:
         """
         if self.closing.is_set():
             raise ConnectionAbortedError
+
+    def require_client(self) -> None:
+        """End a wait when the server stops, or nobody is there any more for its answer.
+
+        Raises:
+            ConnectionAbortedError: it is so.
+        """
+        self.require_running()
+        if self.has_hung_up():
+            raise ConnectionAbortedError("the client has hung up")
 
 
 Handler = Callable[["Broker", Peer, KafkaRequest], Mapping[str, Any] | None]

@@ -13,7 +13,8 @@ again, they join again. The offsets that they commit are rows of a table.
 
 One round has one generation; who names an earlier one is refused, and joins again. All that waits
 here, a join for the others and a sync for the leader's assignment, waits in the thread of its
-connection, looks at the time by itself, and ends when the server stops.
+connection, looks at the time by itself, and ends when the server stops or the client is gone. Of a
+client that is gone the member stays, as at a broker, until its session ends.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Member:
         session, rebalance: seconds without a sign, and for a round, after which it is out.
         protocols: ways to assign that it knows, with what it says for each.
         seen: when it gave a sign.
-        joined: it has joined the round that is being prepared, or waits in it.
+        joined: it has joined the round that is being prepared.
+        waits: its joins that wait; two, while that of a connection that broke off is there yet.
     """
 
     id: str
@@ -68,6 +70,7 @@ class Member:
     assignment: bytes = b""
     seen: float = field(default_factory=time.monotonic)
     joined: bool = False
+    waits: int = 0
 
 
 class Joined(NamedTuple):
@@ -125,7 +128,7 @@ class ConsumerGroup:
 
     # -- join --------------------------------------------------------------------------
 
-    def join(self, asked: JoinRequest, require_running: Callable[[], None]) -> tuple[str, Joined]:
+    def join(self, asked: JoinRequest, require_client: Callable[[], None]) -> tuple[str, Joined]:
         """Join the next round, and wait for it; return the member's id, and the round.
 
         Raises:
@@ -154,12 +157,16 @@ class ConsumerGroup:
             member.joined = True
             before = self.generation
             self._complete_if_all()
-            while self.generation == before:
-                self._wait(require_running)
-                member.seen = time.monotonic()
-                if self.members.get(member.id) is not member:
-                    raise self._gone(member)
-                self._complete_if_all()
+            member.waits += 1
+            try:
+                while self.generation == before:
+                    self._wait(require_client)
+                    member.seen = time.monotonic()
+                    if self.members.get(member.id) is not member:
+                        raise self._gone(member)
+                    self._complete_if_all()
+            finally:
+                member.waits -= 1
             return member.id, self._told(member)
 
     def _admit(self, asked: JoinRequest) -> Member:
@@ -204,7 +211,7 @@ class ConsumerGroup:
     def _start_again(self, member: Member, id: str) -> None:
         """Let a static member that was started again take its place, under a new id."""
         del self.members[member.id]
-        self.members[id] = replace(member, id=id, joined=False)
+        self.members[id] = replace(member, id=id, joined=False, waits=0)
         if self.leader == member.id:
             self.leader = id
         self.changed.notify_all()
@@ -292,7 +299,7 @@ class ConsumerGroup:
         instance: str | None,
         generation: int,
         assignments: Mapping[str, bytes],
-        require_running: Callable[[], None],
+        require_client: Callable[[], None],
     ) -> bytes:
         """Give the leader's assignments, or wait for them; return the member's own.
 
@@ -309,7 +316,7 @@ class ConsumerGroup:
                 self.state = STABLE
                 self.changed.notify_all()
             while self.state == _COMPLETING:
-                self._wait(require_running)
+                self._wait(require_client)
                 member.seen = time.monotonic()
                 if self.state == _COMPLETING and time.monotonic() >= self._until:
                     # The leader is gone.
@@ -406,14 +413,13 @@ class ConsumerGroup:
     def _expire(self) -> None:
         now = time.monotonic()
         for member in list(self.members.values()):
-            waits = self.state == _PREPARING and member.joined
-            if not waits and now - member.seen > member.session:
+            if not member.waits and now - member.seen > member.session:
                 self._remove(member.id)
 
-    def _wait(self, require_running: Callable[[], None]) -> None:
+    def _wait(self, require_client: Callable[[], None]) -> None:
         gathers = self._gathered - time.monotonic()
         self.changed.wait(min(_SLICE, gathers) if gathers > 0 else _SLICE)
-        require_running()
+        require_client()
         self._expire()
 
     def look(self) -> tuple[str, list[Member]]:

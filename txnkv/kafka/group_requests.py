@@ -72,7 +72,7 @@ def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
     try:
         group = _group(broker, peer, body["group_id"], keep=True)
         _require_kafka(broker, group.id, Code.INCONSISTENT_GROUP_PROTOCOL)
-        id, joined = group.join(asked, peer.require_running)
+        id, joined = group.join(asked, peer.require_client)
     except (KafkaError, TxnkvError) as error:
         code, text = code_of(error)
         id = text if code is Code.MEMBER_ID_REQUIRED else body["member_id"]
@@ -112,7 +112,7 @@ def sync(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
             body.get("group_instance_id"),
             body["generation_id"],
             given,
-            peer.require_running,
+            peer.require_client,
         )
     except KafkaError as error:
         return {"error_code": error.code}

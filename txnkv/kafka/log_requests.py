@@ -343,7 +343,7 @@ def fetch_messages(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping
     committed = body["isolation_level"] == 1
     most = min(max(body["max_bytes"], 1), _MOST_FETCH_BYTES)
     millis = min(max(body["max_wait_ms"], 0), _MOST_WAIT_MILLIS)
-    waiting = Waiting(broker.engine.watch, deadline(millis / 1000), peer.require_running)
+    waiting = Waiting(broker.engine.watch, deadline(millis / 1000), peer.require_client)
     empty: dict[_Wanted, _Empty] = {}
     while True:
         waiting.mark()
