@@ -142,6 +142,29 @@ def test_the_message_with_the_latest_time(store: txnkv.Client, wire: Wire) -> No
     assert newest() == (1, 400)
 
 
+def test_the_message_with_the_latest_time_is_one_that_may_be_read(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """As of a broker: of an open transaction none is told, and no earlier one instead of it."""
+
+    def newest(isolation: int) -> tuple[int, int]:
+        asked = {"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}
+        topics = [{"name": "t", "partitions": [asked]}]
+        answer = wire.ask("ListOffsets", replica_id=-1, isolation_level=isolation, topics=topics)
+        (found,) = answer["topics"][0]["partitions"]
+        return found["offset"], found["timestamp"]
+
+    store.create_topic("t")
+    txn = store.new_transaction()
+    txn.serialize()  # else its messages are in memory until the commit
+    for at, to in ((100, store), (400, txn), (250, store)):
+        with to.new_session() as session:
+            session.send("t", b"v", timestamp=datetime.fromtimestamp(at / 1000, UTC))
+    assert [newest(0), newest(1)] == [(1, 400), (-1, -1)]
+    txn.commit()
+    assert [newest(0), newest(1)] == [(1, 400)] * 2
+
+
 def test_rights_are_told_where_they_are_asked_for(
     store: txnkv.Client,
     serve: Callable[..., KafkaServer],

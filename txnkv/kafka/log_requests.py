@@ -497,13 +497,15 @@ def _offset_of(
     broker: Broker, partition: Partition, millis: int, committed: bool
 ) -> tuple[int, int]:
     """An offset, and the time of its message where it was asked for by a time."""
-    ends = bounds(broker.engine, partition)
+    newest = _newest(broker, partition) if millis == _NEWEST else None
+    ends = bounds(broker.engine, partition)  # after it: they are beyond what comes meanwhile
+    end = ends.last_stable_offset if committed else ends.high_watermark
     if millis == _EARLIEST:
         return ends.start, -1
     if millis == _LATEST:
-        return ends.last_stable_offset if committed else ends.high_watermark, -1
-    if millis == _NEWEST:
-        return _newest(broker, partition)
+        return end, -1
+    if newest is not None:  # brokers look for no earlier one instead
+        return newest if newest[0] < end else (-1, -1)
     if millis < 0:
         raise KafkaError(Code.INVALID_REQUEST, f"there is no offset {millis}")
     try:
@@ -511,7 +513,6 @@ def _offset_of(
     except OverflowError:
         return -1, -1
     offset = offset_for_time(broker.engine, partition, when)
-    end = ends.last_stable_offset if committed else ends.high_watermark
     if offset is None or offset >= end:
         return -1, -1
     reader = OffsetReader(broker.engine, partition, offset, "read_uncommitted", 1 << 16)
