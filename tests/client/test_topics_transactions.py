@@ -449,6 +449,19 @@ def test_messages_that_wait_for_a_dropped_topic_are_gone_others_are_not(
     assert values(kept) == [b"before", b"after"] * 2
 
 
+def test_a_flush_counts_what_was_sent_before_a_topic_was_found_gone(client: txnkv.Client) -> None:
+    kept, gone = client.create_topic("kept"), client.create_topic("gone")
+    txn = client.new_transaction()
+    session = txn.new_session()
+    for topic in (kept, gone, kept):
+        session.send(topic, b"x")
+    client.drop_topic("gone")
+    with pytest.raises(txnkv.TopicNotFoundError, match="'gone' was dropped"):
+        session.flush()
+    assert [session.flush().sent for _ in range(2)] == [2, 0]
+    txn.commit()
+
+
 def test_a_topic_made_anew_is_another(
     client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str
 ) -> None:

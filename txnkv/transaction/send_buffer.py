@@ -218,15 +218,18 @@ class SendBuffer:
         with self._lock:
             self._parcels = parcels + self._parcels
 
-    def give(self, context: TxnContext) -> int:
-        """Give all that waits to a transaction; return the number of messages.
+    def give(self, context: TxnContext, note: Callable[[int], None]) -> None:
+        """Give all that waits to a transaction.
+
+        Args:
+            context: the transaction.
+            note: told how many messages were given, piece by piece: the rest may fail.
 
         Raises:
             TopicNotFoundError: a topic was dropped; what was sent to it is gone.
             InvalidTxnStateError: the transaction has ended, and all is gone.
         """
         parcels = self.take()
-        given = 0
         while parcels:
             try:
                 context.send(parcels[0].topic, parcels[0].parts)
@@ -238,8 +241,7 @@ class SendBuffer:
             except BaseException:
                 self.put_back(parcels)
                 raise
-            given += parcels.pop(0).rows
-        return given
+            note(parcels.pop(0).rows)
 
     def after_fork_in_child(self) -> None:
         """Forget all that waits: the parent sends it."""

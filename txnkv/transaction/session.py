@@ -334,7 +334,7 @@ class Session(Closing):
         self._connection.instance.coordinator.metrics.messages_sent.add(result.sent)
         return result
 
-    def _note(self, *, sent: int = 0, acked: int = 0) -> None:
+    def _note(self, sent: int = 0, acked: int = 0) -> None:
         """Have these counted by the next flush and the metrics."""
         self._sent += sent
         self._rows.acked += acked
@@ -537,7 +537,7 @@ class Session(Closing):
         else:
             context.settle()  # what an earlier flush gave and could not stage
             if self._sending.pending:
-                self._note(sent=self._sending.give(context))
+                self._sending.give(context, self._note)
                 context.settle()
             self._flush_runs(context, counted=counted)
         outcome, self._flushed = self._flushed, Outcome()
