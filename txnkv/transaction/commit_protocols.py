@@ -34,6 +34,7 @@ from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    RowErrors,
     StorageFullError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -474,10 +475,12 @@ def _start_large(context: TxnContext) -> TxnRow:
             local.move(Local.FINISHING)
     try:
         return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
-    except BaseException:
+    except BaseException as error:
         with context.lock:
             if begins and local.at is Local.FINISHING:
                 local.move(Local.STORED)  # or whatever status.db says
+            if isinstance(error, RowErrors):
+                local.commit_called = False
         raise
 
 
