@@ -92,11 +92,11 @@ begin a; session s a; apply s 1; start a -> InvalidTxnStateError: not flushed
 complete a -> InvalidTxnStateError: still open; push s -> 1; start a; await a; keys -> 1
 == testRetryCommitAfterSessionFlushError
 plain 1; begin a; insert a 1 2; commit a -> RowErrors: 1 row refused; state a -> OPEN
-session s a; apply s 3; commit a; keys -> 1 2 3
-session r a -> InvalidTxnStateError: commit has already started
+session s a -> InvalidTxnStateError: commit has already started; commit a; keys -> 1 2
 == testNewSessionAfterCommit
-plain 1; begin a; insert a 1; commit a -> RowErrors: key 1; session s a; apply s 2; rollback a
-session r a -> InvalidTxnStateError: not open: ABORTED; count -> 1
+plain 1; begin a; insert a 1; commit a -> RowErrors: key 1
+session s a -> InvalidTxnStateError: commit has already started; rollback a
+session s a -> InvalidTxnStateError: commit has already started; count -> 1
 == testSubmitWriteOpAfterCommit
 begin a; insert a 1; commit a; insert a 2 -> InvalidTxnStateError: not open: COMMITTED
 write a 2 -> InvalidTxnStateError: not open: COMMITTED; keys -> 1

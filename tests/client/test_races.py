@@ -75,7 +75,6 @@ def test_keys_that_two_processes_staged_unseen(
         assert isinstance(error.error, txnkv.AlreadyPresentError)
         assert "two workers" in str(error)
         assert txn.state is txnkv.TxnState.OPEN
-        txn.new_session()  # so it takes sessions
     txn.rollback()
     assert [row["id"] for row in table.scan()] == there
 

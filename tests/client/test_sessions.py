@@ -275,26 +275,6 @@ def test_errors_nobody_was_told_of_raise_at_commit(
     assert [row["id"] for row in table.scan()] == [1, 2]
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
-@pytest.mark.parametrize("call", ["commit", "commit_async"])
-def test_a_transaction_that_refused_rows_at_its_commit_takes_new_sessions(
-    client: txnkv.Client, table: txnkv.Table, size: str, call: str
-) -> None:
-    """It took none, though it was open; over a server it refused what they flushed."""
-    txn = client.new_transaction()
-    if size == "large":
-        txn.serialize()
-    txn.insert(table, (1, None))
-    txn.delete(table, 9)
-    with pytest.raises(txnkv.RowErrors, match="key 9"):
-        txn.commit_async().result(60) if call == "commit_async" else txn.commit()
-    txn.new_session().insert(table, (2, None))
-    txn.commit()
-    assert [row["id"] for row in table.scan()] == [1, 2]
-    with pytest.raises(txnkv.InvalidTxnStateError, match="commit has already started"):
-        txn.new_session()
-
-
 def test_errors_of_every_session_are_told(client: txnkv.Client, table: txnkv.Table) -> None:
     with client.new_session() as before:
         for id in range(3):

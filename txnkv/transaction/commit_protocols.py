@@ -34,7 +34,6 @@ from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
-    RowErrors,
     StorageFullError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -475,12 +474,10 @@ def _start_large(context: TxnContext) -> TxnRow:
             local.move(Local.FINISHING)
     try:
         return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
-    except BaseException as error:
+    except BaseException:
         with context.lock:
             if begins and local.at is Local.FINISHING:
                 local.move(Local.STORED)  # or whatever status.db says
-            if isinstance(error, RowErrors):
-                local.commit_called = False
         raise
 
 

@@ -180,7 +180,7 @@ class LocalState:
         lock: held for every move.
         at: the state.
         stored: status.db knows the transaction, and is asked how it stands.
-        commit_called: nobody makes sessions of it any more, unless rows were refused at the commit.
+        commit_called: nobody makes sessions of it any more.
         is_over: it has ended, and its owner knows: by a commit, or a rollback.
         attempt: the commit that is on its way.
         unsure_since: before the attempt began that broke off.

@@ -313,7 +313,7 @@ class Transaction(Closing):
         """A session of this transaction; `Session` tells of the options.
 
         Raises:
-            InvalidTxnStateError: commit was called, and refused no rows; or it is not open.
+            InvalidTxnStateError: commit was called already, or it is not open.
         """
         self.connection.require_open()
         if (context := self.context).local.commit_called:
@@ -512,7 +512,8 @@ class Transaction(Closing):
     def _begin_ending(self, *, flush: bool) -> None:
         self.connection.require_open()
         (context := self.context).require_process()
-        with self._gate if context.sessions else context.lock:  # the second finds all flushed
+        # Who comes second finds nothing to flush, and all of it flushed.
+        with self._gate if context.sessions else context.lock:
             (local := context.local).commit_called = True
             if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
                 return
@@ -525,9 +526,6 @@ class Transaction(Closing):
                     session.flush_for_commit()
                 if context.unsettled:
                     context.settle()
-            except RowErrors:
-                local.commit_called = False
-                raise
             except (TableNotFoundError, TopicNotFoundError) as error:
                 with suppress(InvalidTxnStateError):  # the rest is not committed without them
                     self.abort_for(str(error))
