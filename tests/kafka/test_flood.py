@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import time
@@ -24,7 +25,7 @@ def serving(store: txnkv.Client, store_path: Path) -> Iterator[Serving]:
     made = Serving(store_path)
     made.start()
     yield made
-    made.kill()
+    made.end(signal.SIGKILL)
 
 
 def idle() -> bytes:

@@ -518,6 +518,18 @@ def test_an_ended_transaction_keeps_no_rows(remote: Callable[..., Any]) -> None:
     assert txn.commit() == at
 
 
+def test_a_transaction_whose_commit_refused_rows_takes_no_new_sessions(
+    remote: Callable[..., Any],
+) -> None:
+    txn = remote().new_transaction()
+    txn.delete("t", 9)
+    with pytest.raises(txnkv.RowErrors):
+        txn.commit()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="commit has already started"):
+        txn.new_session()
+    txn.commit()
+
+
 def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:
     with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
         table = client.table("t")

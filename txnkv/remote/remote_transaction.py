@@ -81,6 +81,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self.over = False
         self.rolled_back = False
         self.ending = False
+        self._commit_called = False  # also one that refused rows, after which it is open
         self._committed_at: Timestamp | None = None
         self._unsure = ""  # a call broke off, and nobody knows what of it was done
         self._sessions: list[RemoteSession] = []
@@ -201,7 +202,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
             for session in self._sessions:
                 session.before_commit()
             calls = self._waiting_calls()
-            self.ending = True
+            self.ending = self._commit_called = True
             return calls
 
     def ask(self, do: Callable[[], T]) -> T:
@@ -336,7 +337,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
     ) -> Session:
         self._connection.require_open()
-        if self.ending:
+        if self.ending or self._commit_called:
             raise InvalidTxnStateError(
                 "transaction commit has already started: the transaction takes no new sessions"
             )
