@@ -542,7 +542,8 @@ def _split(parts: _Parts, most: int) -> tuple[_Parts, _Parts]:
 
 @lru_cache(8)
 def _repeated(number: int, at_least: int) -> pa.Array:
-    return pa.repeat(pa.scalar(number, pa.int32()), at_least)
+    # Of a pool that lives on: it is kept beyond a program's own.
+    return pa.repeat(pa.scalar(number, pa.int32()), at_least, pa.system_memory_pool())
 
 
 def _numbered(number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
