@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,6 @@ from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 
 TOPIC = "events"
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Iterator[txnkv.Client]:
-    with txnkv.connect(tmp_path / "follower") as opened:
-        yield opened
-        assert opened.check().problems == []
 
 
 @pytest.fixture

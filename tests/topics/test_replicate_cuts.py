@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,13 +17,6 @@ from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.write.append import AppendAttempt, append
 
 TOPIC = "events"
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Iterator[txnkv.Client]:
-    with txnkv.connect(tmp_path / "follower") as opened:
-        yield opened
-        assert opened.check().problems == []
 
 
 def bounds(client: txnkv.Client) -> tuple[int, int, int]:
