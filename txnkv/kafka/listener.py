@@ -329,6 +329,7 @@ class KafkaServer:
         try:
             connection.channel.settimeout(_HANDSHAKE_SECONDS)
             connection.channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
                 channel = connection.channel = self._tls.wrap_socket(
                     connection.channel, server_side=True, do_handshake_on_connect=False
