@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import txnkv
 from txnkv.server import Server
 
+TIME = re.compile(r"\b[\d.]+ (s|min)\b")
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
@@ -83,12 +86,6 @@ def test_create(client, address, run):
 @pytest.mark.parametrize(
     "command",
     [
-        "topics list {}",
-        "topics list {} events",
-        "group list {}",
-        "group list {} events",
-        "group show {} events s",
-        "group seek {} events s --to earliest",
         "top {} --once",
         "ui {}",
         "backup {} none/here",
@@ -96,10 +93,50 @@ def test_create(client, address, run):
     ],
 )
 def test_what_runs_on_the_stores_host(command, client, address, fail):
-    client.topic("events").subscribe("s").close()
     told = fail(*command.format(address).split())
     name = command.partition(" {}")[0]
     assert told.endswith(f"on the store's host: `txnkv {name}` there")
+
+
+def test_topics_and_subscriptions_as_in_the_folder(client, address, run, store):
+    late = client.create_topic("late", 2, buffer="sidecar", value_schema={"n": "int64"})
+    with client.transaction() as txn:
+        txn.send("events", b"x")
+        txn.send("events", b"y")
+        txn.send(late, {"n": 1}, partition=1)
+    reader = client.topic("events").subscribe("s")
+    workers = client.topic("events").subscribe("w", "shared", lease_seconds=1000)
+    with workers, reader, client.transaction() as txn:
+        txn.ack(reader, reader.receive())
+        txn.send("events", b"open")
+        txn.serialize()
+        workers.receive()
+        for command in (
+            "topics list {}",
+            "topics list {} events",
+            "topics list {} late --json",
+            "topics list {} --json",
+            "group list {}",
+            "group list {} events --json",
+            "group show {} events s --json",
+            "group show {} events w",
+        ):
+            at_server = run(*command.format(address).split()).out.replace(address, str(store))
+            in_folder = run(*command.format(store).split()).out
+            assert TIME.sub("?", at_server) == TIME.sub("?", in_folder)
+            assert at_server
+    moved = run("group", "seek", address, "events", "s", "--to", 1, "--json")
+    assert moved.json == {"name": "s", "committed": [1]}
+    with client.topic("events").subscribe("s") as reader:
+        assert reader.receive().value == b"y"
+
+
+def test_subscriptions_that_are_not_there(client, address, store, fail):
+    client.topic("events").subscribe("s").close()
+    for command in ("group show {} events n", "group seek {} events n --to latest"):
+        told = fail(*command.format(address).split())
+        assert told == fail(*command.format(store).split())
+        assert "no subscription or group 'n'; it has: s" in told
 
 
 def test_groups(client, address, run, fail):

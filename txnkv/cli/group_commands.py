@@ -20,13 +20,12 @@ from txnkv.cli.console import (
     print_grid,
     print_json,
     print_pairs,
-    require_folder,
     store_argument,
     tell,
     topic_argument,
     topic_or_none_argument,
 )
-from txnkv.client import OFFSETS_TABLE, live_members
+from txnkv.client import OFFSETS_TABLE, Planning, live_members
 from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError, UnavailableError
 from txnkv.topics import (
     OPTIONS,
@@ -35,8 +34,6 @@ from txnkv.topics import (
     Start,
     SubscriptionInfo,
     SubscriptionType,
-    held_messages,
-    subscription_stats,
 )
 
 _GROUP: Final = "group"
@@ -61,16 +58,11 @@ def list_(store: str, topic: str | None, as_json: bool) -> None:
     transaction. Consumer groups, Kafka's too, come last, with the lag of partitions that they
     committed.
     """
-    require_folder(store, "subscriptions are listed", "group list")
     documents = []
     with txnkv.connect(store, create=False, read_only=True) as client:
-        engine = client.instance.topics
         for name in client.topics() if topic is None else [topic]:
-            found = engine.subscriptions.of_topic(client.topic(name).info)
-            groups = [
-                {"name": info.name, **subscription_stats(engine, info), "members": None}
-                for info in found
-            ]
+            found = Planning.of(client).subscriptions(name)
+            groups = [{"name": each, **found[each], "members": None} for each in found]
             groups += _consumer_groups(client, client.topic(name))
             documents += [{"topic": name, **each} for each in groups]
     if as_json:
@@ -106,12 +98,7 @@ def show(store: str, topic: str, name: str, as_json: bool) -> None:
         if _is_group(client, topic, name):
             _show_group(_group_document(client, client.topic(topic), name), as_json)
             return
-        require_folder(store, "a subscription is shown", "group show")
-        engine = client.instance.topics
-        info = _subscription(client, topic, name)
-        found = held_messages(engine, info)
-        lag = engine.subscriptions.lag(info)
-        committed = engine.subscriptions.committed(info)
+        info, found, lag, committed = Planning.of(client).subscription(topic, name)
     if as_json:
         print_json(
             _subscription_document(info, found)
@@ -176,8 +163,7 @@ def seek(
         if is_group:
             committed = _move_group(client, client.topic(topic), name, numbers, to)
         else:
-            require_folder(store, "a subscription is moved", "group seek")
-            kind = cast("SubscriptionType", _subscription(client, topic, name).type)
+            kind = cast("SubscriptionType", Planning.of(client).subscription(topic, name)[0].type)
             with client.topic(topic).subscribe(name, kind) as subscription:
                 for number in numbers:
                     subscription.seek(number, to)
@@ -234,18 +220,6 @@ def _is_group(client: txnkv.Client, topic: str, name: str) -> bool:
         f"topic {topic!r} has no subscription or group {name!r}; it has: "
         f"{', '.join([*found, *groups]) or 'none'}"
     )
-
-
-def _subscription(client: txnkv.Client, topic: str, name: str) -> SubscriptionInfo:
-    """The subscription of this name, which is there.
-
-    Raises:
-        TopicNotFoundError: it was dropped since.
-    """
-    for info in client.instance.topics.subscriptions.of_topic(client.topic(topic).info):
-        if info.name == name:
-            return info
-    raise TopicNotFoundError(f"subscription {name!r} of topic {topic!r} was dropped meanwhile")
 
 
 def _subscription_document(info: SubscriptionInfo, found: Holders) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from txnkv.cli.console import (
     print_grid,
     print_json,
     print_pairs,
-    require_folder,
     size,
     store_argument,
     tell,
@@ -27,11 +26,11 @@ from txnkv.cli.console import (
     topic_or_none_argument,
     yes_option,
 )
+from txnkv.client import Planning
 from txnkv.core import type_name
 from txnkv.topics import (
     PartitionOverview,
     TopicOverview,
-    overview_of,
 )
 
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -194,11 +193,10 @@ def list_topics(store: str, topic: str | None, as_json: bool) -> None:
     transactions. What lies at or above the stable offset of a partition waits for an open
     transaction; the output says for which, and how to end it.
     """
-    require_folder(store, "topics are listed", "topics list")
     with txnkv.connect(store, create=False, read_only=True) as client:
-        engine = client.instance.topics
-        names = client.topics() if topic is None else [client.topic(topic).name]
-        found = [overview_of(engine, engine.get(name)) for name in names]
+        found = [
+            Planning.of(client).overview(name) for name in ([topic] if topic else client.topics())
+        ]
     if as_json:
         documents = [_topic_document(each) for each in found]
         print_json(documents if topic is None else documents[0])

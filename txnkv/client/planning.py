@@ -1,4 +1,5 @@
-"""Work on a store that is planned in one process and done in many: what Spark asks of it.
+"""Work on a store that is planned in one process and done in many: what Spark asks of it. And looks
+at topics for people, which the command line takes.
 
 `Planning` is what that takes beside the calls of users. It is the same for a store that is here and
 for one on another host, where each call is one request.
@@ -28,15 +29,20 @@ from txnkv.tables import changed as has_changed
 from txnkv.topics import (
     CommitReader,
     Cursor,
+    Holders,
     Partition,
     PinnedRange,
     SubscriptionInfo,
+    TopicOverview,
     TopicPart,
     TopicPlanner,
     TopicReading,
     ack_rows,
     bounds,
+    held_messages,
+    overview_of,
     pinned_range,
+    subscription_stats,
 )
 from txnkv.transaction import At, Handle, Local, Transaction
 
@@ -44,7 +50,7 @@ _PLANS: Final = frozenset(["initial", "final", "ends", "latest", "parts"])
 
 
 class Planning(Handle):
-    """Calls of planners and their tasks, beside those that users have.
+    """Calls of planners, their tasks and the command line, beside those that users have.
 
     Args:
         client: which has the store open.
@@ -206,6 +212,35 @@ class Planning(Handle):
             if last is not None:
                 found[number] = last
         return found
+
+    # -- topics as people see them -----------------------------------------------------
+
+    def overview(self, topic: str) -> TopicOverview:
+        """A topic as it is now."""
+        return overview_of(self._client.instance.topics, self._client.topic(topic).info)
+
+    def subscriptions(self, topic: str) -> dict[str, dict[str, Any]]:
+        """The numbers of a topic's subscriptions, as `subscription_stats` has them, by name."""
+        engine = self._client.instance.topics
+        found = engine.subscriptions.of_topic(self._client.topic(topic).info)
+        return {info.name: subscription_stats(engine, info) for info in found}
+
+    def subscription(
+        self, topic: str, name: str
+    ) -> tuple[SubscriptionInfo, Holders, dict[int, int], dict[int, int]]:
+        """A subscription, who has which of its messages, and by partition its lag and what is
+        acknowledged.
+
+        Raises:
+            TopicNotFoundError: there is none.
+        """
+        engine = self._client.instance.topics
+        for info in engine.subscriptions.of_topic(self._client.topic(topic).info):
+            if info.name == name:
+                lag = engine.subscriptions.lag(info)
+                committed = engine.subscriptions.committed(info)
+                return info, held_messages(engine, info), lag, committed
+        raise TopicNotFoundError(f"topic {topic!r} has no subscription {name!r}")
 
     # -- transactions ------------------------------------------------------------------
 

@@ -322,7 +322,7 @@ class RemoteClient(RemoteHandle, Client):
 @remote_calls(
     "Planning",
     "schema_of changed timestamp_of kept plan pending is_applied end_named names_below name "
-    "abandon",
+    "abandon overview subscriptions subscription",
 )
 class RemotePlanning(RemoteHandle, Planning):
     """See `txnkv.client.Planning`."""

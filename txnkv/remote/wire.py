@@ -37,7 +37,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
-from txnkv import errors
+from txnkv import errors, topics
 from txnkv.client import CheckReport, CompactReport, DiffToken, Index, TxnInfo
 from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.core import compute as pc
@@ -62,20 +62,13 @@ from txnkv.tables import (
     arrow_input,
 )
 from txnkv.topics import (
-    AbortedTxn,
-    Delivered,
     Encoded,
-    FetchResult,
     Message,
     MessageId,
     PinnedRange,
-    SubscriptionInfo,
-    TopicInfo,
     TopicOffset,
-    TopicOptions,
     TopicPart,
     TopicReading,
-    ValueStage,
 )
 from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
@@ -187,6 +180,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("read", "plan", names="topic", again=True),
         **_all("read", "read_part", names="topic", again=True, stream=True),
         **_all("read", "pending", again=True),
+        **_all("admin", "overview subscriptions subscription", names="topic", again=True),
         **_all("none", "latest timestamp_of is_applied", again=True),
         **_all("write", "end_named names_below name abandon", again=True),
     },
@@ -284,10 +278,12 @@ Resolve = Callable[[str, Any], Any]
 _CLASSES: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
-        AbortedTxn, Applied, CheckReport, Column, CompactReport, Delivered, DiffParts, DiffToken,
-        FetchResult, HashPartition, Index, MessageId, PinnedRange, RangePartition, RowError,
-        ScanToken, SubscriptionInfo, TokenParts, TopicInfo, TopicOffset, TopicOptions, TopicPart,
-        TopicReading, TxnInfo, ValueStage, WriteResult,
+        Applied, CheckReport, Column, CompactReport, DiffParts, DiffToken, HashPartition, Index,
+        MessageId, PinnedRange, RangePartition, RowError, ScanToken, TokenParts, TopicOffset,
+        TopicPart, TopicReading, TxnInfo, WriteResult, topics.AbortedTxn, topics.Delivered,
+        topics.FetchResult, topics.HeldMessages, topics.Holders, topics.OpenTxn,
+        topics.PartitionOverview, topics.SubscriptionInfo, topics.SubscriptionOverview,
+        topics.TopicInfo, topics.TopicOptions, topics.TopicOverview, topics.ValueStage,
     )
 }  # fmt: skip
 _FROM_GUESTS: Final = {

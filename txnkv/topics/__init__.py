@@ -28,6 +28,7 @@ from txnkv.topics.delivery import (
     refuse,
 )
 from txnkv.topics.follower import Follower
+from txnkv.topics.log import OpenTxn
 from txnkv.topics.messages import (
     TIME,
     Encoded,
@@ -55,6 +56,7 @@ from txnkv.topics.overview import (
     Holders,
     PartitionOverview,
     SentTo,
+    SubscriptionOverview,
     TopicOverview,
     accept_loss,
     check_partition,
