@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from typing import Any
+from typing import IO, Any, Literal, cast
 
 import txnkv
 
@@ -36,10 +36,10 @@ def work(path: str, batch: int, large: bool) -> None:
             def bill(txn: txnkv.Transaction, orders: list[txnkv.Message] = orders) -> None:
                 if large:
                     txn.serialize()  # others may join it by this token: it is written as it goes
-                customers = {order.key.decode() for order in orders}
+                customers = {customer_of(order) for order in orders}
                 accounts = {name: txn.get("accounts", name) or new(name) for name in customers}
                 for order in orders:
-                    account = accounts[order.key.decode()]
+                    account = accounts[customer_of(order)]
                     account["total"] += int(order.value)
                     account["orders"] += 1
                     receipt = "{customer}: order {orders}, {total} in all".format(**account)
@@ -54,11 +54,17 @@ def work(path: str, batch: int, large: bool) -> None:
             print("billed", len(orders), flush=True)
 
 
+def customer_of(order: txnkv.Message) -> str:
+    return (order.key or b"").decode()
+
+
 def new(customer: str) -> dict[str, Any]:
     return {"customer": customer, "total": 0, "orders": 0}
 
 
-def main(path: str, orders: int, kills: int, large: bool, buffer: str) -> None:
+def main(
+    path: str, orders: int, kills: int, large: bool, buffer: Literal["marker", "sidecar"]
+) -> None:
     with txnkv.connect(path) as client:
         schema = {"customer": "string", "total": "int64", "orders": "int64"}
         accounts = client.create_table("accounts", txnkv.Schema(schema, primary_key=["customer"]))
@@ -77,9 +83,10 @@ def main(path: str, orders: int, kills: int, large: bool, buffer: str) -> None:
         killed = 0
         while found.total() < orders:
             worker = start(path, batch, large)
+            told = cast("IO[str]", worker.stdout)
             # Late enough that it has begun, early enough that it has not done.
             rounds = random.randrange(1, 6) if killed < kills else orders
-            while rounds and found.total() < orders and worker.stdout.readline():
+            while rounds and found.total() < orders and told.readline():
                 rounds -= 1
                 found.update(message.value for message in consumer.poll(timeout=0))
             time.sleep(random.uniform(0, 0.02))

@@ -88,9 +88,9 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_591, "server": 1_522,
-    "topics": 12_707, "tables": 10_106, "storage": 4_957, "cli": 5_115, "coordinator": 3_287,
-    "transaction": 3_678, "core": 3_553, "spark": 2_423, "client": 4_410, "aio": 699,
+    "remote": 2_582, "server": 1_522,
+    "topics": 12_709, "tables": 10_106, "storage": 4_957, "cli": 5_115, "coordinator": 3_289,
+    "transaction": 3_682, "core": 3_553, "spark": 2_423, "client": 4_407, "aio": 699,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 

@@ -45,6 +45,7 @@ class MessageFields:
 
     _headers: bytes | None
     _micros: int
+    _topic: int
     _row: dict[str, Any] | None
     codec: Any
     key: bytes | None
@@ -56,7 +57,7 @@ class MessageFields:
     txn_id: Any
     def __new__(
         cls, raw: bytes | None, key: bytes | None, headers: bytes | None, micros: int,
-        partition: int, offset: int, txn_id: Any, codec: Any = None,
+        partition: int, offset: int, txn_id: Any, codec: Any = None, topic: int = 0,
     ) -> Self: ...  # fmt: skip
     @property
     def nbytes(self) -> int: ...
@@ -219,7 +220,7 @@ sqlite_api: int
 def messages(
     kind: type[_Message], values: list[bytes | None], keys: list[bytes | None],
     headers: list[bytes | None], offsets: list[int], micros: list[int], txn_ids: list[Any],
-    partition: int, codec: Any, /,
+    partition: int, codec: Any, topic: int, /,
 ) -> list[_Message]: ...  # fmt: skip
 def monotonic_micros() -> int: ...
 def pack(sections: Sequence[tuple[Any, ...]], commit_ts: int, /) -> bytes: ...

@@ -1,7 +1,7 @@
 /* The fields of a message, and many of them from columns at once.
  *
- *     MessageFields(raw, key, headers, micros, partition, offset, txn_id, codec=None)
- *     messages(type, values, keys, headers, offsets, micros, txn_ids, partition, codec) -> list
+ *     MessageFields(raw, key, headers, micros, partition, offset, txn_id, codec=None, topic=0)
+ *     messages(type, values, keys, headers, offsets, micros, txn_ids, partition, codec, topic) -> list
  *
  * What a message refers to cannot refer back to it, but for a value that was decoded, which is the
  * caller's to change: the garbage collector does not look at a message before it has one. */
@@ -12,7 +12,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *raw, *key, *headers, *txn_id, *codec, *row;
-    long long micros, partition, offset, redelivery_count, lease_end;
+    long long micros, partition, offset, topic, redelivery_count, lease_end;
 } message_t;
 
 /* 1: its messages have fields of no subclass, which may refer to anything; -1: an error is set. */
@@ -44,11 +44,12 @@ static PyObject *kept(PyObject *given) {
 
 static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"raw",    "key",    "headers", "micros", "partition",
-                            "offset", "txn_id", "codec",   NULL};
+                            "offset", "txn_id", "codec",   "topic",  NULL};
     PyObject *raw, *key, *headers, *txn_id, *codec = Py_None;
-    long long micros, partition, offset;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLLLO|O:Message", names, &raw, &key, &headers,
-                                     &micros, &partition, &offset, &txn_id, &codec)) {
+    long long micros, partition, offset, topic = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLLLO|OL:Message", names, &raw, &key,
+                                     &headers, &micros, &partition, &offset, &txn_id, &codec,
+                                     &topic)) {
         return NULL;
     }
     const int bare = is_bare(type);
@@ -63,6 +64,7 @@ static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     made->micros = micros;
     made->partition = partition;
     made->offset = offset;
+    made->topic = topic;
     return (PyObject *)made;
 }
 
@@ -148,7 +150,7 @@ static int message_fill(message_t *made, PyObject *const *columns, Py_ssize_t i)
 }
 
 PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-    if (n != COLUMNS + 3 || !PyType_Check(args[0]) ||
+    if (n != COLUMNS + 4 || !PyType_Check(args[0]) ||
         PyType_GetSlot((PyTypeObject *)args[0], Py_tp_new) != (void *)message_new) {
         PyErr_SetString(PyExc_TypeError, "messages() takes a type of messages and their columns");
         return NULL;
@@ -157,6 +159,8 @@ PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     PyObject *const *columns = args + 1;
     const long long partition = PyLong_AsLongLong(args[COLUMNS + 1]);
     if (partition == -1 && PyErr_Occurred() != NULL) return NULL;
+    const long long topic = PyLong_AsLongLong(args[COLUMNS + 3]);
+    if (topic == -1 && PyErr_Occurred() != NULL) return NULL;
     const int bare = is_bare(type);
     const Py_ssize_t count = bare < 0 ? -1 : PyList_Size(columns[VALUES]);
     PyObject *list = count < 0 ? NULL : PyList_New(count);
@@ -170,6 +174,7 @@ PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n) {
             return NULL;
         }
         made->partition = partition;
+        made->topic = topic;
         made->codec = kept(args[COLUMNS + 2]);
     }
     return list;
@@ -180,6 +185,7 @@ PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 static PyMemberDef members[] = {
     {"_headers", T_OBJECT, offsetof(message_t, headers), READONLY, NULL},
     {"_micros", T_LONGLONG, offsetof(message_t, micros), READONLY, NULL},
+    {"_topic", T_LONGLONG, offsetof(message_t, topic), READONLY, NULL},
     {"codec", T_OBJECT, offsetof(message_t, codec), READONLY, NULL},
     {"key", T_OBJECT, offsetof(message_t, key), READONLY, NULL},
     {"lease_end", T_LONGLONG, offsetof(message_t, lease_end), 0, NULL},

@@ -93,6 +93,7 @@ def test_snapshots(orders, file, run, misuse):
     assert ids(run, orders) == [1, 2, 3, 4, 9]
     assert ids(run, orders, "--snapshot", before) == [1, 2, 3, 4]
     assert ids(run, orders, "--snapshot", when) == [1, 2, 3, 4]
+    assert ids(run, orders, "--snapshot", dt.datetime.now(dt.UTC).isoformat()) == [1, 2, 3, 4, 9]
     for when, wanted in (
         ("2026-01-01T00:00", "has no time zone"),
         ("yesterday", "is neither a timestamp"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
 from typing import Any
 
@@ -200,3 +201,34 @@ def test_a_transaction_has_what_acks_beside_many_rows_want(
     assert sub.committed() == {0: 1 if ends == "rollback" else 3}
     found = [message.offset for message in sub.receive_many(3, timeout=0)]
     assert found == ([1] if ends == "rollback" else [])
+
+
+@pytest.mark.parametrize("type_", ["exclusive", "shared"])
+def test_messages_of_another_topic_are_refused(client: txnkv.Client, type_: Any) -> None:
+    """The message at the same place of the subscription's own topic was lost."""
+    subscriptions = []
+    for name in ("a", "b"):
+        topic = client.create_topic(name)
+        with client.transaction() as txn:
+            txn.send(topic, name)
+        subscriptions.append(topic.subscribe("s", type=type_))
+    here, there = subscriptions
+    message = pickle.loads(pickle.dumps(here.receive(timeout=0)))
+    (polled,) = client.topic("a").consumer().poll(timeout=0)
+    session = client.new_session(flush_mode="manual")
+    txn = client.new_transaction()
+    session.ack(here, polled)
+    mine = there.receive(timeout=0)
+    for refused in (message, polled, [message], [mine, polled]):
+        for call, before in (
+            (there.ack, ()),
+            (there.nack, ()),
+            (there.ack_cumulative, ()),
+            (txn.ack, (there,)),
+            (session.ack, (there,)),
+        ):
+            with pytest.raises(ValueError, match=r"of another topic than 'b', of which .* 's' is"):
+                call(*before, refused)
+    session.ack(there, mine)
+    assert session.flush().acked == 2
+    assert here.lag() == there.lag() == {0: 0}

@@ -264,7 +264,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
     def messages() -> list[Any]:
         columns = [b"v" * 300, None], [None, b"k"], [None, None], [7, 8], [1, 2], [None, (1, 2)]
-        found = core.messages(core.MessageFields, *columns, 3, "codec")
+        found = core.messages(core.MessageFields, *columns, 3, "codec", 5)
         for each in found:
             each._row = {"a": each.offset}
         return [(m.raw, m.key, m.offset, m._row, m.nbytes, m.txn_id, m.codec) for m in found]

@@ -41,7 +41,6 @@ from txnkv.topics import (
     Waiting,
     bounds,
     deadline,
-    messages_of,
     offset_for_time,
     torn_before,
 )
@@ -166,11 +165,9 @@ class Consumer(Closing):
         return messages
 
     def _next(self, most: int, timeout: float | None) -> list[Message]:
-        txn_id = self._connection.instance.coordinator.txn_id
         messages: list[Message] = []
         for number, rows in self._poll(most, timeout):
-            codec = self._engine.codec_of(self._partitions[number])
-            messages += messages_of(rows, number, txn_id, codec)
+            messages += self._engine.messages_of(self._partitions[number], rows)
         return messages
 
     def poll_batch(

@@ -420,7 +420,7 @@ class Subscription(Closing):
 
     @shielded_unless(lambda _, message, **__: _are_few(message))
     def _acknowledge_alone(self, message: Acknowledged, *, cumulative: bool) -> None:
-        instance, info, ids = self._connection.instance, self.info, message_ids(message)
+        instance, info, ids = self._connection.instance, self.info, message_ids(message, self.info)
 
         def write(context: TxnContext) -> Outcome:
             context.acknowledge(info, ids, cumulative=cumulative)
@@ -442,7 +442,7 @@ class Subscription(Closing):
             TopicNotFoundError: the subscription was dropped, or its topic.
         """
         self._require_there()
-        ids = message_ids(message)
+        ids = message_ids(message, self.info)
         self.info.require_partitions(number for number, _ in ids)
         delay = self.info.redelivery_delay
         if isinstance(self._reader, LeaseReader):

@@ -321,6 +321,7 @@ class Table(Closing):
             where: a list of (column, op, value) joined by AND, with op one of = != < <= > >=
                 in, or (column, "is null"), (column, "is not null"); or a pyarrow.compute
                 expression, alone or in the list, which is tried on rows unless it is as plain.
+                As in Arrow, NaN is = to nothing, and found by in.
             snapshot: where to read; by default the latest at the first read.
             ordered: by primary key.
             limit: at most so many rows.

@@ -148,7 +148,8 @@ class Coordinator:
 
     @lengthy
     def snapshot_at(self, when: Timestamp) -> Timestamp:
-        """A snapshot at `when`, which no later commit can change.
+        """A snapshot at `when`, which no later commit can change. In a store that is open to read
+        only, whose clock cannot be raised to it, the latest one where that is earlier.
 
         Raises:
             ValueError: `when` is in the future.
@@ -161,6 +162,8 @@ class Coordinator:
                 f"snapshot {when.datetime.isoformat()} is in the future, it is now "
                 f"{Timestamp.from_micros(now).datetime.isoformat()}: name a time that has passed"
             )
+        if self.store.directory.read_only:
+            return self.latest()
         with self.store.status.write() as cur:
             (last,) = one(cur, "SELECT last_timestamp FROM clock")
             refuse_jump(last, when.micros)

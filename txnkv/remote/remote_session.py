@@ -277,7 +277,7 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("acknowledge")
         info = subscription_info(subscription)
         name = "ack_cumulative" if cumulative else "ack"
-        self._request(Call(self.twin, self, name, (info, ids_of(message))))
+        self._request(Call(self.twin, self, name, (info, ids_of(message, info))))
         self._left = self._left or self._txn is None
         self._after_call()
 

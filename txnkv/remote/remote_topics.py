@@ -113,7 +113,8 @@ class _Polling(RemoteHandle):
     def _messages(self, found: Mapping[str, Any]) -> list[Message]:
         if found.get("stages", 0) > len(self._info.options.values):
             self._info = self._connection.topic_info(self._info.name)
-        return messages_from_arrow(found["rows"], self._tcid, self._info.options.codec)
+        info = self._info
+        return messages_from_arrow(found["rows"], info.id, self._tcid, info.options.codec)
 
 
 class RemoteConsumer(_Polling, Consumer):
@@ -294,11 +295,11 @@ class RemoteSubscription(_Polling, Subscription):
         if txn is not None:
             getattr(txn, how)(self, message)
         else:
-            self._call(how, ids_of(message))
+            self._call(how, ids_of(message, self.info))
 
     def nack(self, message: Any) -> None:
         self._require_open()
-        self._call("nack", ids_of(message))
+        self._call("nack", ids_of(message, self.info))
 
     def seek(self, partition: int, offset: int | Start) -> None:
         self._require_open()

@@ -63,14 +63,13 @@ from txnkv.tables import (
 )
 from txnkv.topics import (
     Encoded,
-    Message,
     MessageId,
     PinnedRange,
     TopicOffset,
     TopicPart,
     TopicReading,
 )
-from txnkv.transaction import ScanToken, TxnToken, WriteResult
+from txnkv.transaction import ScanToken, TxnToken, WriteResult, message_ids
 
 # -- calls -----------------------------------------------------------------------------
 
@@ -579,15 +578,6 @@ def tells_of_change(error: Any) -> bool:
     return any(isinstance(each, SchemaChangedError) for each in every)
 
 
-def ids_of(message: Any) -> Any:
-    """Return the ids of a message or several, as an acknowledgement is sent; else what it is."""
-    if isinstance(message, Message):
-        return message.id
-    if isinstance(message, MessageId):
-        return message
-    if isinstance(message, list | tuple):
-        return [ids_of(each) for each in message]
-    raise TypeError(
-        "what is acknowledged is a Message, its MessageId or a list of them, not "
-        f"{type(message).__name__}"
-    )
+def ids_of(message: Any, subscription: topics.SubscriptionInfo) -> list[MessageId]:
+    """Return the ids of a message or several, as an acknowledgement is sent."""
+    return [MessageId(*each) for each in message_ids(message, subscription)]

@@ -43,7 +43,6 @@ from txnkv.topics.messages import (
     as_arrow,
     message_input,
     messages_from_arrow,
-    messages_of,
     messages_to_arrow,
     outgoing,
     partition_of_one,

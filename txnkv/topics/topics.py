@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import apsw
+import pyarrow as pa
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
 from txnkv.errors import TopicNotFoundError
@@ -19,7 +20,7 @@ from txnkv.storage import Environment, Store, new_lock
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import LocalSubscriptions
 from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
-from txnkv.topics.messages import ValueCodec
+from txnkv.topics.messages import Message, ValueCodec, messages_of
 from txnkv.topics.sidecar import SideLogs
 from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
 from txnkv.topics.topic_catalog import TopicInfo
@@ -199,6 +200,11 @@ class Topics(Catalog[TopicInfo]):
             with suppress(TopicNotFoundError):
                 self.partitions(self.current(topic))
         return partition.topic.options.codec
+
+    def messages_of(self, partition: Partition, rows: pa.RecordBatch) -> list[Message]:
+        """Messages of what was read of a partition; see `messages.messages_of`."""
+        txn_id, codec = self.coordinator.txn_id, self.codec_of(partition)
+        return messages_of(rows, partition.topic.id, partition.number, txn_id, codec)
 
     def require_writable(self, topic: TopicInfo) -> int:
         """Refuse to send to a topic that was dropped, or is a copy.

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
-from txnkv.core import RowReader
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
 from txnkv.storage import new_lock, shielded
 from txnkv.tables import RowWriter, TableInfo
@@ -90,9 +89,6 @@ class NamesTable(Protocol):
     @property
     def name(self) -> str:
         """The name that it has now."""
-
-    _reader: RowReader | None
-    """The reader of its rows as they are now, once they were asked for."""
 
     @property
     def info(self) -> TableInfo:
@@ -252,7 +248,8 @@ class Connection:
         if isinstance(table, str):
             engine.readers[table] = known.reader
         else:
-            table._reader = known.reader
+            handle: Any = table
+            handle._reader = known.reader
         if snapshot is not None and snapshot < known.table.since:
             return engine.row_writer(known.table.at(snapshot))
         return known
@@ -361,26 +358,37 @@ def acks_of(
 
     Raises:
         TypeError: the one is no subscription, or the other no message, id or list of them.
-        ValueError: the subscription is one of another store.
+        ValueError: the subscription is one of another store, or of another topic.
     """
     found = subscription_info(subscription)
     connection.require_own(subscription, found, "topic.subscribe(...)")
-    return found, message_ids(message)
+    return found, message_ids(message, found)
 
 
-def message_ids(message: Acknowledged) -> list[tuple[int, int]]:
-    """Partitions and offsets of messages, as `ack` and `nack` take them."""
+def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[tuple[int, int]]:
+    """Partitions and offsets of messages, as `ack` and `nack` take them.
+
+    Raises:
+        TypeError: it is no message, id or list of them.
+        ValueError: it is a message of another topic than the subscription is of.
+    """
+    topic = subscription.topic
     if isinstance(message, Message):
+        if message._topic != topic.id:
+            raise ValueError(
+                f"{message!r} is a message of another topic than {topic.name!r}, of which the "
+                f"subscription {subscription.name!r} is"
+            )
         return [(message.partition, message.offset)]
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
         found: list[tuple[int, int]] = []
         for one in message:
-            if one.__class__ is Message:
+            if one.__class__ is Message and one._topic == topic.id:
                 found.append((one.partition, one.offset))
             else:
-                found += message_ids(one)
+                found += message_ids(one, subscription)
         return found
     raise TypeError(
         "what is acknowledged is a Message, its MessageId or a list of them, not "

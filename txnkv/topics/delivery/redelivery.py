@@ -29,7 +29,7 @@ from typing import Final
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive
-from txnkv.topics.messages import Message, messages_of
+from txnkv.topics.messages import Message
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import FETCH_BYTES, CommitReader, Ends, OffsetReader, bounds
 from txnkv.topics.subscription_catalog import dropped
@@ -108,9 +108,7 @@ class PartitionSource:
         self._large.update(reader.large)
         rows = reader.take(AHEAD)
         self._begins = {}
-        txn_id = self._topics.coordinator.txn_id
-        codec = self._topics.codec_of(self.partition)
-        messages = messages_of(rows, self.partition.number, txn_id, codec)
+        messages = self._topics.messages_of(self.partition, rows)
         self._note([message.offset for message in messages])
         self._ready.extend(messages)
         self._pass(reader.position)
@@ -251,8 +249,7 @@ class CommitSource(PartitionSource):
         if not loaded:
             return False
         rows = commits.take(AHEAD)
-        txn_id, codec = self._topics.coordinator.txn_id, self._topics.codec_of(self.partition)
-        self._ready.extend(messages_of(rows, self.partition.number, txn_id, codec))
+        self._ready.extend(self._topics.messages_of(self.partition, rows))
         self._given.remove(0, self._exclusive.mark(self.partition.id))
         return True
 
@@ -520,9 +517,8 @@ def read_range(
 ) -> Iterator[Message]:
     """The messages of [first, last) that are still there, and committed if need be."""
     reader = OffsetReader(topics, partition, first, isolation, _BACK_BYTES, skip_lost=True)
-    number, txn_id = partition.number, topics.coordinator.txn_id
     for rows in reader.batches(last, AHEAD):
-        yield from messages_of(rows, number, txn_id, topics.codec_of(partition))
+        yield from topics.messages_of(partition, rows)
 
 
 _LOOK: Final = 200_000

@@ -90,7 +90,7 @@ class Message(MessageFields):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.raw, self.key, self._headers, self._micros)
-        place = (self.partition, self.offset, self.txn_id, self.codec)
+        place = (self.partition, self.offset, self.txn_id, self.codec, self._topic)
         more = getattr(self, "__dict__", None)  # of a subclass
         return _remade, (type(self), fields + place, self.redelivery_count), more
 
@@ -172,6 +172,7 @@ def _remade(kind: type[Message], fields: tuple[Any, ...], redelivery_count: int)
 
 def messages_of(
     batch: pa.RecordBatch,
+    topic: int,
     partition: int,
     txn_id: Callable[[int], TxnId],
     codec: ValueCodec | None = None,
@@ -180,6 +181,7 @@ def messages_of(
 
     Args:
         batch: columns offset, timestamp, key, value, headers, txn_id (0: none).
+        topic: its id.
         partition: its number.
         txn_id: gives the id of 128 bits of a local one.
         codec: of the topic, if it has one.
@@ -190,7 +192,9 @@ def messages_of(
     micros = batch.column("timestamp").view(pa.int64()).to_pylist()
     ids = {local: txn_id(local) if local else None for local in set(locals_)}
     txn_ids = [ids[local] for local in locals_]
-    return core.messages(Message, values, keys, headers, offsets, micros, txn_ids, partition, codec)
+    return core.messages(
+        Message, values, keys, headers, offsets, micros, txn_ids, partition, codec, topic
+    )
 
 
 _ARROW: Final = pa.schema(
@@ -224,15 +228,17 @@ def messages_to_arrow(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def messages_from_arrow(
-    batch: pa.RecordBatch, tcid: int, codec: ValueCodec | None = None
+    batch: pa.RecordBatch, topic: int, tcid: int, codec: ValueCodec | None = None
 ) -> list[Message]:
-    """Messages that `messages_to_arrow` has sent, of a store with this coordinator id."""
+    """Messages that `messages_to_arrow` has sent, of a topic by its id and a store by its
+    coordinator's.
+    """
     found = []
     for partition, offset, micros, value, key, headers, local, before in zip(
         *(column.to_pylist() for column in batch.columns), strict=True
     ):
         txn_id = TxnId.of(tcid, local) if local else None
-        message = Message(value, key, headers, micros, partition, offset, txn_id, codec)
+        message = Message(value, key, headers, micros, partition, offset, txn_id, codec, topic)
         message.redelivery_count = before
         found.append(message)
     return found
