@@ -112,6 +112,58 @@ def test_nothing_goes_into_the_column_that_had_the_name(
         assert here.get(1) == again
 
 
+FALLEN = [{"id": 1, "a": 1}, {"id": 2, "a": None}, {"id": 3, "a": 3}]
+"""Rows, of which a change refuses the second."""
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+def test_rows_that_do_not_fit_any_more_take_their_transaction_along(
+    store: txnkv.Client, remote: Remote, how: str
+) -> None:
+    """Rows behind them were lost, and a second commit committed those before."""
+    there = [store.create_table(name, SCHEMA) for name in ("t8", "t9")]
+    client = remote()
+    first, second = client.table("t8"), client.table("t9")
+    txn = client.new_transaction()
+    for row in FALLEN:
+        txn.insert(first, row)
+    txn.insert(second, {"id": 1})
+    there[0].alter(nullable={"a": False})
+    for told in (txnkv.SchemaChangedError, txnkv.InvalidTxnStateError):
+        with pytest.raises(told):
+            txn.commit() if how == "commit" else txn.commit_async().result()
+    assert txn.state is txnkv.TxnState.ABORTED
+    assert [table.count() for table in there] == [0, 0]
+
+
+def test_rows_that_do_not_fit_any_more_are_refused_by_themselves(
+    store: txnkv.Client, remote: Remote
+) -> None:
+    here = store.create_table("t9", SCHEMA)
+    client = remote()
+    table, session = client.table("t9"), client.new_session()
+    for row in FALLEN:
+        session.insert(table, row)
+    session.delete(table, 7)
+    here.alter(nullable={"a": False})
+    with pytest.raises(txnkv.RowErrors, match="not nullable") as refused:
+        session.flush()
+    assert sorted(each.key for each in refused.value.errors) == [2, 7]
+    assert [row["id"] for row in here.scan()] == [1, 3]
+
+
+def test_a_row_that_names_no_changed_column_is_taken(store: txnkv.Client, remote: Remote) -> None:
+    here, table = store.create_table("t9", SCHEMA), remote().table("t9")
+    session = remote().new_session()
+    session.upsert(table, {"id": 1, "b": 2})
+    session.upsert(table, {"id": 2, "a": 2})
+    here.alter(rename={"a": "x"}, add={"a": "int64?"})
+    with pytest.raises(txnkv.RowErrors, match="was altered") as refused:
+        session.flush()
+    assert [each.key for each in refused.value.errors] == [2]
+    assert list(here.scan()) == [{"id": 1, "x": None, "b": 2, "a": None}]
+
+
 def _run(client: txnkv.Client, table: txnkv.Table, row: Any, again: Any) -> None:
     tries: list[Any] = [row, again]
     client.run(lambda txn: txn.upsert(table, tries.pop(0)))

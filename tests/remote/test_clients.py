@@ -53,6 +53,7 @@ def test_a_token_joins_from_here_and_from_there(store: txnkv.Client, remote: Rem
 def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote) -> None:
     client = remote()
     table = client.table("t")
+    client.transaction().commit()  # which asks for its id first
     before = next(client.channel._numbers)  # type: ignore[attr-defined]
     with client.transaction() as txn:
         txn.insert(table, (1, "a"))

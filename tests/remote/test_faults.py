@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,27 @@ LARGE = [
 ]  # fmt: skip
 ROWS = 70_000
 LONG = 120.0
+
+
+def test_a_transaction_whose_commit_found_no_server_goes_on(
+    serving: Serving, store: txnkv.Client
+) -> None:
+    serving.start()
+    with txnkv.connect(serving.address, keepalive_time=2.0) as client:
+        table, txn = client.table("t"), client.new_transaction()
+        txn.insert(table, (1, "a"))
+        serving.kill()
+        with pytest.raises(txnkv.UnavailableError, match="Nothing was done"):
+            txn.commit()
+        txn.insert(table, (2, "b"))
+        serving.start()
+        begin_again = time.monotonic() + 60
+        while True:
+            with suppress(txnkv.UnavailableError):
+                txn.commit()
+                break
+            assert time.monotonic() < begin_again
+        assert table.count() == 2
 
 
 @pytest.mark.slow

@@ -199,6 +199,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
             self._connection.require_open()
+            if not (self._known_id or self._joined):
+                self._about()  # so that its outcome can be asked for, should the answer be lost
             for session in self._sessions:
                 session.before_commit()
             calls = self._waiting_calls()
@@ -217,7 +219,10 @@ class RemoteTransaction(RemoteHandle, Transaction):
         except CommitOutcomeUnknownError as error:
             if self._token is not None or error.txn_id:
                 raise
-            self._unsure = f"{error}. Roll it back, and do its work again"
+            self._unsure = (
+                f"the answer to a call of the transaction was lost ({self.channel.address}), so "
+                "that it cannot be committed: roll it back, and do its work again"
+            )
             raise UnavailableError(self._unsure) from None
 
     def ended_by(self, commit: Callable[[], Timestamp]) -> Timestamp:
@@ -233,6 +238,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
             raise
         except LostHandleError:
             self._require_unknown()
+            raise
+        except UnavailableError:  # it was not begun
+            self.ending = False
             raise
         except CommitOutcomeUnknownError as error:
             if error.txn_id or not self._known_id:
@@ -396,7 +404,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _waiting_calls(self) -> list[Call]:
         if self._unsure:
-            raise InvalidTxnStateError(f"a call of the transaction broke off: {self._unsure}")
+            told = InvalidTxnStateError(self._unsure)
+            told.retriable = True
+            raise told
         return [call for session in self._sessions for call in self._with_rows(session)]
 
     def _send_waiting(self) -> None:

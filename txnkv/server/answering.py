@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -36,8 +35,8 @@ from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
     RowError,
-    RowErrors,
     SchemaChangedError,
+    SchemaError,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
@@ -49,6 +48,7 @@ from txnkv.server.users import About
 from txnkv.tables import (
     DELETES,
     Outcome,
+    Schema,
     arrow_input,
     lookup,
     places_of,
@@ -59,20 +59,12 @@ from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
 _KINDS: Final[dict[str, type]] = {
-    "Attempts": Attempts,
-    "Client": Client,
-    "Consumer": Consumer,
-    "Job": Job,
-    "Planning": Planning,
-    "Scan": Scan,
-    "Sender": Sender,
-    "Session": Session,
-    "Snapshot": Snapshot,
-    "Subscription": Subscription,
-    "Table": Table,
-    "Topic": Topic,
-    "Transaction": Transaction,
-}
+    kind.__name__: kind
+    for kind in (
+        Attempts, Client, Consumer, Job, Planning, Scan, Sender, Session, Snapshot, Subscription,
+        Table, Topic, Transaction,
+    )
+}  # fmt: skip
 
 _NAMED: Final = (dict, type(None))
 _MOST_SECONDS: Final = 10.0
@@ -324,32 +316,40 @@ def _add_rows(
 ) -> None:
     found = guest.resolve(table, "write").value
     add = getattr(target, require_operation(op))
-    if op in DELETES:
-        for key, *more in rows:
-            add(found, (key, *more) if more else key)
-        return
     context = target.context if isinstance(target, Transaction) else target._context
     schema = found.schema if context is None else context.table_at_begin(found.info).schema
-    places, at = places_of(schema, columns), [*columns.values()]
-    if isinstance(target, Transaction):
-        if places is None or not {*schema.ids.values()} >= {*at}:
-            target.abort_for(str(error := table_catalog.changed(found.info)))
-            raise error  # and nobody has these rows any more
-    elif places is None:
-        told = SchemaChangedError(
-            f"table {found.name!r} was altered, and a name that the row was given by is another "
-            "column's now: give it again"
-        )
-        key_of = itemgetter(*(at.index(schema.ids[name]) for name in schema.primary_key))
-        errors = [RowError(op, found.name, key_of(row), told) for row in rows[: RowErrors.KEPT]]
-        target.keep(Outcome(errors=errors, refused=len(rows)))
-        return
-    as_they_are = [i for _, i in places] == [*range(len(schema.names))] == [*range(len(at))]
+    at = [*columns.values()]
+    gone = isinstance(target, Transaction) and not {*schema.ids.values()} >= {*at}
+    places = None if gone else places_of(schema, columns)
+    whole = places and [i for _, i in places] == [*range(len(schema.names))] == [*range(len(at))]
     for row in rows:
-        if as_they_are and arrow_input.MISSING not in row:
-            add(found, tuple(row))
-        else:
-            add(found, {name: row[i] for name, i in places if row[i] is not arrow_input.MISSING})
+        try:
+            if gone:
+                raise table_catalog.changed(found.info)
+            if op in DELETES:
+                add(found, tuple(row) if row[1:] else row[0])
+            elif whole and arrow_input.MISSING not in row:
+                add(found, tuple(row))
+            else:
+                add(found, _by_name(schema, columns, row))
+        except (SchemaError, SchemaChangedError) as error:  # its client knows the columns of before
+            if isinstance(target, Transaction):
+                raise table_catalog.changed(found.info) from None
+            key = [row[at.index(schema.ids[name])] for name in schema.primary_key]
+            refused = RowError(op, found.name, tuple(key) if key[1:] else key[0], error)
+            target.keep(Outcome(errors=[refused], refused=1))
+
+
+def _by_name(schema: Schema, columns: dict[str, int], row: list[Any]) -> dict[str, Any]:
+    """The values that a row was given, under the names that their columns have now."""
+    given = [i for i, value in enumerate(row) if value is not arrow_input.MISSING]
+    names = [*columns]
+    places = places_of(schema, {names[i]: columns[names[i]] for i in given})
+    if places is None:
+        raise SchemaChangedError(
+            "the table was altered, and a name in the row is another column's now: give it again"
+        )
+    return {name: row[given[i]] for name, i in places}
 
 
 def _add_messages(guest: Guest, target: Session | Transaction, topic: Any, messages: Any) -> None:

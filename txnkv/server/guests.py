@@ -27,6 +27,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowErrors,
+    SchemaChangedError,
     SchemaError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -450,6 +451,9 @@ def add_each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> 
         try:
             add(guest, target, *each)
         except TxnkvError as error:
+            changed = isinstance(error, SchemaError | SchemaChangedError)
+            if changed and isinstance(target, Transaction):
+                target.abort_for(str(error))  # nobody has these rows any more
             failed.append(refused(error))
     if failed:
         raise together(failed)
@@ -457,9 +461,9 @@ def add_each(add: Callable[..., None], guest: Guest, target: Any, many: Any) -> 
 
 def refused(error: TxnkvError) -> TxnkvError:
     """Return an error by which some of what waited at a client is not taken, for ever, and what is
-    beside it is. After others the client has all of it, and sends it again: they are raised.
+    beside it is. Others are raised: after these nothing is taken, or the client sends all again.
     """
-    if isinstance(error, UnavailableError | RowErrors | InvalidTxnStateError):
+    if isinstance(error, UnavailableError | RowErrors | InvalidTxnStateError | SchemaChangedError):
         raise error
     return error
 
