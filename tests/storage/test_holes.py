@@ -7,13 +7,15 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import lmdb
 import pytest
 
+from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, Environments, StoreDirectory, extents
 
 NAME = "tablets/1"
@@ -370,3 +372,40 @@ def test_a_damaged_list_is_left_alone_or_taken_as_it_is(environment: Environment
             os.pwrite(descriptor, data[place : place + 1], place)
     assert alone > 50
     assert content(environment) == there
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize(("lost", "whole"), [(400_000, True), (4_150_000, False)])
+def test_a_file_that_ends_too_soon(
+    directory: StoreDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int,
+    whole: bool,
+    writable: bool,
+) -> None:
+    """Free pages at its end LMDB may leave unwritten; rows that were cut off are told, to those
+    who read only too.
+    """
+    made = Environments(directory)
+    environment = made.get(NAME)
+    put(environment, rows(0, 200))
+    drop(environment, [b"%06d" % key for key in range(1, 200)])
+    for _ in range(3):  # what is left moves into free pages
+        put(environment, rows(0, 1))
+    there = content(environment)
+    made.close_all()
+    file = environment.path / "data.mdb"
+    length = file.stat().st_size
+    os.truncate(file, length - lost)
+    readers = Environments(replace(directory, read_only=True))
+    reader = readers.get(NAME)
+    refused = OSError(errno.EROFS, "injected")
+    if not writable:
+        monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=refused))
+    if whole:
+        assert content(reader) == there
+    else:
+        with pytest.raises(CorruptionError, match="damaged" if writable else "was cut off"):
+            content(reader)
+    readers.close_all()
+    assert (file.stat().st_size == length) == writable

@@ -399,6 +399,7 @@ def make_holes(
         return Holes()
     try:
         meta, lists, kept = _free_pages(descriptor, writer - 1)
+        _require((meta.last_page + 1) * meta.page_bytes <= os.fstat(descriptor).st_size)
         free = sum(len(pages) for _, pages in lists)
         used = (meta.last_page + 1 - free) * meta.page_bytes
         most = 2 * (used + LEAST_FREE_BYTES)
@@ -422,6 +423,20 @@ def make_holes(
     return Holes(before - now, now - held <= most < now)
 
 
+def is_cut_off(descriptor: int) -> bool:
+    """Return True when the file of a descriptor lacks pages that are in use: free ones at its end
+    LMDB may leave unwritten.
+    """
+    try:
+        last = _last_meta(descriptor)
+        _, lists, _ = _free_pages(descriptor, last.number)
+    except (_UnexpectedError, struct.error, ValueError):
+        return True
+    first = os.fstat(descriptor).st_size // last.page_bytes
+    free = sum(first <= page <= last.last_page for _, pages in lists for page in pages)
+    return free < last.last_page + 1 - first
+
+
 def _allocated(descriptor: int) -> int:
     return os.fstat(descriptor).st_blocks * 512
 
@@ -434,7 +449,6 @@ def _free_pages(
     """
     meta = _last_meta(descriptor)
     _require(meta.number == number)
-    _require((meta.last_page + 1) * meta.page_bytes <= os.fstat(descriptor).st_size)
     lists: list[tuple[int, memoryview]] = []
     kept: set[int] = set()
     if meta.root != _NO_ROOT:

@@ -29,7 +29,7 @@ from typing import Any
 
 import lmdb
 
-from txnkv.errors import StoreNotFoundError, UnavailableError
+from txnkv.errors import CorruptionError, StoreNotFoundError, UnavailableError
 from txnkv.storage import extents
 from txnkv.storage.clocks import clock
 from txnkv.storage.directory import (
@@ -153,8 +153,7 @@ class OpenLmdb:
                 # that whoever finds a later one, in this process or another, finds it durable.
                 sync_directory(path)
                 sync_directory(path.parent)
-            if not options.read_only:
-                opened._cover()
+            opened._cover()
             opened.identity, opened.base = extents.read_mark(env)
             if tracked is not None and required is not None:
                 found = Extent(opened.identity, opened.base + opened.last_number)
@@ -309,18 +308,26 @@ class OpenLmdb:
 
         A file that was cut off (a copy that broke off, a damaged file system) is a SIGBUS to
         whoever reads beyond its end; zeros there are found out by LMDB and by the checksums.
+
+        Raises:
+            CorruptionError: it may not be made longer, and pages that are in use are cut off.
         """
         end = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
         file = self.path / "data.mdb"
-        if file.stat().st_size >= end or not hasattr(os, "posix_fallocate"):
+        if file.stat().st_size >= end:
             return
-        with opened(file, os.O_RDWR) as descriptor:
+        # AttributeError: of systems without it. Unlike ftruncate it never shortens what another
+        # process has written meanwhile.
+        with suppress(OSError, AttributeError), opened(file, os.O_RDWR) as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_size < end and (status.st_dev, status.st_ino) == self._inode:
+                os.posix_fallocate(descriptor, status.st_size, end - status.st_size)
+        with opened(file, os.O_RDONLY) as descriptor:
             size = os.fstat(descriptor).st_size
-            # Unlike ftruncate it never shortens what another process has written meanwhile. LMDB
-            # may leave free pages at the end unwritten, so without room all may still be well.
-            with suppress(OSError):
-                if size < end:
-                    os.posix_fallocate(descriptor, size, end - size)
+            if size < end and extents.is_cut_off(descriptor):
+                raise CorruptionError(
+                    f"{file} was cut off: it ends after {size:,} bytes of {end:,}. Restore a backup"
+                )
 
     def _open_handles(self) -> None:
         with self.env.begin() as txn:
