@@ -48,7 +48,7 @@ import txnkv
 from txnkv.cli.command_group import words
 from txnkv.cli.console import json_text, json_value, require_folder, store_argument
 from txnkv.cli.top import views
-from txnkv.coordinator import DAMAGE
+from txnkv.coordinator import FAILING
 from txnkv.core import CoreError
 from txnkv.errors import ClosedError, TxnkvError
 from txnkv.storage import new_lock
@@ -158,7 +158,7 @@ class Watched:
             found: dict[str, Any] = {"id": tablet.id, "part": f"table:{name}/{number}"}
             try:
                 tablets.append({**found, **_row_sets(tablet), "error": None})
-            except DAMAGE as error:
+            except FAILING as error:
                 tablets.append({**found, "error": str(error)})
         return {
             "primary_key": list(schema.primary_key),
@@ -308,7 +308,7 @@ def _ended(partition: Partition, seen: PartitionOverview) -> dict[str, Any]:
             segments = [(each.base, each.bytes) for each in log.segments(txn)]
             commits = log.commits(txn, low, 2 * _DRAWN)
             aborted = log.aborted(txn, low, high)
-    except DAMAGE as error:
+    except FAILING as error:
         return {**found, "error": str(error)}
     found["segments"] = segments[-_DRAWN:]
     found["committed"] = [  # a batch that was decided when it was written has no marker

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from txnkv.client.indexes import check_indexes, refuse_index_part
 from txnkv.coordinator import (
+    FAILING,
     Loss,
     Timestamp,
     TxnId,
@@ -26,7 +27,6 @@ from txnkv.coordinator import (
 )
 from txnkv.errors import (
     ClosedError,
-    CorruptionError,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
@@ -136,10 +136,10 @@ def _table_stats(engine: TableEngine, info: TableInfo, view: ReadView) -> dict[s
 
 
 def _count_rows(engine: TableEngine, asked: scan.Request, view: ReadView) -> int | None:
-    """The rows of a table; None when it is damaged where they are counted."""
+    """The rows of a table; None when it is damaged or closed where they are counted."""
     try:
         return scan.count(engine, asked, view)
-    except CorruptionError:
+    except FAILING:
         return None
 
 
@@ -153,7 +153,7 @@ def _leader_pid(instance: Instance, slot: int | None, start: int) -> int | None:
 def _file_size(file: Path) -> int:
     try:
         return file.stat().st_blocks * 512 if file.is_file() else 0
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return 0
 
 

@@ -29,7 +29,7 @@ from txnkv.coordinator.catalog import Catalog, forget_extents, least_snapshot, r
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import CommitRequest, SmallCommit, commit_of
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator, renew
-from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds, Loss, LostRows, raise_first
+from txnkv.coordinator.damage import DAMAGE, EVERY, FAILING, Kinds, Loss, LostRows, raise_first
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import (
     EPOCH,

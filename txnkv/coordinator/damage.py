@@ -27,7 +27,15 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.core import CoreError
 from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Gauge
-from txnkv.storage import GATE, BusyError, descriptor_limit, new_lock, patience, waiting_for
+from txnkv.storage import (
+    GATE,
+    BusyError,
+    DeniedError,
+    descriptor_limit,
+    new_lock,
+    patience,
+    waiting_for,
+)
 
 _log = logging.getLogger("txnkv")
 
@@ -35,6 +43,8 @@ Kinds: TypeAlias = tuple[type[Exception], ...]
 
 DAMAGE: Final = (CorruptionError, CoreError, IndexError, struct.error)
 """Errors that come of bytes which are not those that were written."""
+FAILING: Final = (*DAMAGE, DeniedError)
+"""Errors of a part that fails by itself: of such bytes, or of files that this user may not open."""
 EVERY: Final = (TxnkvError, *DAMAGE)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)

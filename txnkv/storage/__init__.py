@@ -60,6 +60,7 @@ from txnkv.storage.environments import Environments
 from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,
+    DeniedError,
     InjectedFault,
     arm,
     armed,

@@ -33,6 +33,7 @@ from txnkv.storage.extents import Extent, Tracked
 from txnkv.storage.faults import (
     NO_HOLES_ERRNOS,
     declare_fault_point,
+    disk_errors,
     errno_of,
     fault_point,
     lmdb_error,
@@ -118,6 +119,7 @@ class Environment:
                 grew the map while an outer read of this thread holds it; begin again.
             CorruptionError: the file is no LMDB file or is damaged.
             StoreNotFoundError: the environment is not there and was not to be made.
+            DeniedError: this user may not open it.
         """
         return ReadScope(self)
 
@@ -477,7 +479,8 @@ class Environment:
             if self._retired:
                 raise ClosedError(f"{self.path} was closed for good; ask for it again")
             if self._lmdb is None:
-                self._with_room(self, lambda: self._open(writing, required))
+                with disk_errors(self.path):
+                    self._with_room(self, lambda: self._open(writing, required))
             assert self._lmdb is not None
             return self._lmdb
 

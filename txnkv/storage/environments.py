@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import lmdb
-
 from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import HOLD_SECONDS, Environment
 from txnkv.storage.extents import Extents, Tracked
-from txnkv.storage.faults import CLOSE_IDLE, descriptor_limit, lmdb_error, with_descriptor
+from txnkv.storage.faults import CLOSE_IDLE, descriptor_limit, disk_errors, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.locks import new_lock
@@ -208,6 +206,7 @@ class Environments:
         Raises:
             StoreNotFoundError: there is none and `create` is false, or the store is read-only.
             CorruptionError: it was there, and is gone.
+            DeniedError: this user may not look.
             ClosedError: the store was closed.
         """
         with GATE.use():
@@ -261,12 +260,13 @@ class Environments:
             self._extents.require_there()
 
     def _is_there(self, path: Path, tracked: Tracked | None) -> bool:
-        if (path / "data.mdb").exists():
-            return True
-        # Looked at again: it may have been made meanwhile.
-        if tracked is not None and tracked.required() and not (path / "data.mdb").exists():
-            raise tracked.gone(path)
-        return (path / "data.mdb").exists()
+        with disk_errors(path):
+            if (path / "data.mdb").exists():
+                return True
+            # Looked at again: it may have been made meanwhile.
+            if tracked is not None and tracked.required() and not (path / "data.mdb").exists():
+                raise tracked.gone(path)
+            return (path / "data.mdb").exists()
 
     def _tracked(self, name: str, label: str, part: str) -> Tracked | None:
         # Side logs of their own are accounted for in that of their partition.
@@ -285,10 +285,8 @@ class Environments:
                     f"no LMDB environment {name!r} in store {self._directory.path}; it was never "
                     "made, or was removed"
                 )
-            try:
+            with disk_errors(path):
                 with_descriptor(make_environment_files, path, databases)
-            except (lmdb.Error, OSError) as error:
-                raise lmdb_error(error, path) or error from error
         return path
 
     def drop(self, name: str) -> None:

@@ -51,6 +51,10 @@ class InjectedFault(OSError):
         super().__init__(errno.EIO, f"injected at fault point {name!r}")
 
 
+class DeniedError(NotSupportedError):
+    """A file of a store that this user may not open."""
+
+
 Action = str | Callable[[], object]
 """The action of an armed fault point: a text as in TXNKV_FAULT, or a function to call."""
 
@@ -162,6 +166,7 @@ arm_from_environment()
 NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 NO_HOLES_ERRNOS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR})
 _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
 _OF_SQLITE = 3
@@ -186,24 +191,46 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
             "Spark's spark.executor.pyspark.memory and spark.sql.planner.pythonExecution.memory: "
             "leave them out, or raise them, and try again. Nothing was changed"
         )
+    if code in _DENIED_ERRNOS:
+        return DeniedError(
+            f"user {os.geteuid()} cannot open {getattr(error, 'filename', None) or path}: "
+            f"{os.strerror(code)}. Go on as the user that it belongs to, or give this one the "
+            "right to all files there"
+        )
     if isinstance(error, lmdb.PanicError) or code == errno.EIO:
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
         return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None
 
 
+def database_denied(path: Path) -> TxnkvError | None:
+    """The error for a database of SQLite, or its WAL, that this user may not read; else None."""
+    for file in (path, path.with_name(path.name + "-wal")):
+        if file.exists() and not os.access(file, os.R_OK):  # opened and closed, it loses its locks
+            return lmdb_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), file)
+    return None
+
+
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, *, denied: bool = True) -> Iterator[None]:
     """Tell what the disk refuses inside of the block as of a path.
+
+    Args:
+        path: as it is told.
+        denied: also what the user may not open.
 
     Raises:
         StorageFullError: it is full.
         UnavailableError: it failed, or too many files are open.
+        DeniedError: the user may not open it.
     """
     try:
         yield
-    except OSError as error:
-        raise lmdb_error(error, path) or error from error
+    except (lmdb.Error, OSError) as error:
+        told = lmdb_error(error, path)
+        if told is None or (isinstance(told, DeniedError) and not denied):
+            raise
+        raise told from error
 
 
 def storage_full(path: Path, code: int) -> StorageFullError:

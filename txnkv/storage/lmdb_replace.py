@@ -49,7 +49,7 @@ from txnkv.storage import extents
 from txnkv.storage.directory import make_private_directory, opened, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
-from txnkv.storage.faults import declare_fault_point, fault_point, lmdb_error
+from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, lmdb_error
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.status_db import StatusDatabase
 
@@ -237,8 +237,11 @@ def mend(environment: Environment, name: str, status: StatusDatabase) -> Iterato
 
     Raises:
         UnavailableError: another process has it open.
+        DeniedError: this user may not read it; so it may be well.
     """
     path = environment.path
+    with disk_errors(path), suppress(FileNotFoundError), opened(path / "data.mdb", os.O_RDONLY):
+        pass
     make_private_directory(path)
     with environment.closed(), alone(path) as is_alone:
         if not is_alone:

@@ -205,7 +205,7 @@ class RuntimeFile:
 @contextmanager
 def opening_lock(folder: Path) -> Iterator[None]:
     """Alone among the processes that attach to the runtime file or take a slot in it."""
-    with disk_errors(folder), ExitStack() as stack:
+    with disk_errors(folder, denied=False), ExitStack() as stack:
         try:
             lock = stack.enter_context(opened(folder / "opening.lock", os.O_RDWR | os.O_CREAT))
         except FileNotFoundError:

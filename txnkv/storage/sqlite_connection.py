@@ -54,6 +54,7 @@ from txnkv.storage.directory import STATUS_PAGE_BYTES, FileIdentity
 from txnkv.storage.faults import (
     FULL_ERRNOS,
     InjectedFault,
+    database_denied,
     is_without_descriptor,
     no_descriptor,
     with_descriptor,
@@ -163,7 +164,8 @@ def _open_read_only(path: Path, cache_bytes: int) -> apsw.Connection:
     try:
         return with_descriptor(_open, str(path), apsw.SQLITE_OPEN_READONLY, _look, cache_bytes)
     except (apsw.CantOpenError, apsw.ReadOnlyError):
-        pass
+        if denied := database_denied(path):
+            raise denied from None
     # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
     # the database alone is the whole truth, and it cannot change under us.
     wal = path.with_name(path.name + "-wal")
@@ -205,8 +207,11 @@ def sqlite_error(
         code = connection.system_errno
         if code in FULL_ERRNOS:
             return _full(path, os.strerror(code))
-    if isinstance(error, apsw.CantOpenError) and is_without_descriptor():
-        return no_descriptor(path)
+    if isinstance(error, apsw.CantOpenError):
+        if is_without_descriptor():
+            return no_descriptor(path)
+        if denied := database_denied(path):
+            return denied
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
         return UnavailableError(f"{path} failed: {said}. This transaction is not visible")
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):

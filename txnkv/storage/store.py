@@ -128,19 +128,19 @@ class Store:
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes={cache_bytes}: a number of bytes above 0, or None")
-        try:
-            with disk_errors(Path(path)), GATE.use():
+        with disk_errors(Path(path)), GATE.use():
+            try:
                 return _STORES.open(
                     Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
                 )
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            whose = "" if error.errno == errno.EROFS else "as the user that it belongs to, or "
-            raise NotSupportedError(
-                f"user {os.geteuid()} cannot open store {path}: {error}. Open it {whose}to read "
-                "only, or name another path"
-            ) from error
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                whose = "" if error.errno == errno.EROFS else "as the user that it belongs to, or "
+                raise NotSupportedError(
+                    f"user {os.geteuid()} cannot open store {path}: {error}. Open it {whose}to "
+                    "read only, or name another path"
+                ) from error
 
     @property
     def store_id(self) -> str:

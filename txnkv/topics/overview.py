@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from txnkv.coordinator import DAMAGE, Loss, TxnId, held, one, payload, status_table
+from txnkv.coordinator import DAMAGE, FAILING, Loss, TxnId, held, one, payload, status_table
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.storage import Environment, StaleHandleError, clock, fault_point, mend
@@ -158,7 +158,7 @@ def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOve
             return _look_at(engine, partition)
         except StaleHandleError:
             continue  # a thread has just made its side log
-        except DAMAGE as error:
+        except FAILING as error:
             said = str(error).removeprefix(f"{partition.label}: ")
             return PartitionOverview(partition.number, error=said)
 
@@ -199,7 +199,7 @@ def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
             try:
                 if not partition.exists:
                     continue
-            except DAMAGE:
+            except FAILING:
                 continue
             seen = look_at_partition(engine, partition)
             for at, each in enumerate(seen.open):

@@ -32,7 +32,7 @@ import lmdb
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import DAMAGE, Timestamp, held, payload
+from txnkv.coordinator import FAILING, Timestamp, held, payload
 from txnkv.core import compute as pc
 from txnkv.storage import clock, declare_fault_point, fault_point
 from txnkv.tables import table_catalog
@@ -137,7 +137,7 @@ def flush(tables: Tables, upto: Timestamp | None = None) -> Timestamp:
             if found is not None:
                 loads[tablet.id] = found
 
-        failed = _failed(tables, tables.each(ids, WORK, load, DAMAGE))
+        failed = _failed(tables, tables.each(ids, WORK, load, FAILING))
         failed |= tables.log.write_out(target)
         _flush(tables, loads, failed, flushed, target)
         tables.coordinator.latest()  # drops from memory what is in row sets now
@@ -257,9 +257,9 @@ def _flush(
     def kill(tablet: Tablet) -> None:
         counts[tablet.id] = _kill(loads[tablet.id])
 
-    failed |= _failed(tables, tables.each(loads, WORK, write, DAMAGE, side_by_side=True))
+    failed |= _failed(tables, tables.each(loads, WORK, write, FAILING, side_by_side=True))
     fault_point("flush.written")
-    failed |= _failed(tables, tables.each(written, WORK, kill, DAMAGE, side_by_side=True))
+    failed |= _failed(tables, tables.each(written, WORK, kill, FAILING, side_by_side=True))
     for id in loads.keys() - counts.keys():
         del loads[id]
     with status.write() as cur:

@@ -38,13 +38,13 @@ from typing import NamedTuple
 import apsw
 import lmdb
 
-from txnkv.coordinator import DAMAGE, EPOCH, Key, Timestamp, held, payload, reach
+from txnkv.coordinator import EPOCH, FAILING, Key, Timestamp, held, payload, reach
 from txnkv.core import ControlType, encode_control, place
 from txnkv.errors import (
     CorruptionError,
     TxnkvError,
 )
-from txnkv.storage import clock, declare_fault_point, fault_point
+from txnkv.storage import DeniedError, clock, declare_fault_point, fault_point
 from txnkv.topics import topic_catalog
 from txnkv.topics.tail import (
     EndMarker,
@@ -261,7 +261,7 @@ def write_out(topics: Topics, partition_ids: list[int]) -> dict[Key, str]:
     with topics.store.status.read() as cur:
         live = topic_catalog.live_partitions(cur)
     ids = [id for id in partition_ids if id in live]
-    errors = topics.each(ids, "a flush", partial(complete, topics), DAMAGE, side_by_side=True)
+    errors = topics.each(ids, "a flush", partial(complete, topics), FAILING, side_by_side=True)
     found = {}
     for id, error in errors.items():
         partition = topics.partition(id)
@@ -282,6 +282,7 @@ def regain(topics: Topics) -> None:
     Raises:
         StorageFullError: no room; nothing was changed.
         UnavailableError: the disk failed.
+        DeniedError: this user may not open all logs.
     """
     runtime = topics.store.runtime
     if runtime.regained:
@@ -310,6 +311,8 @@ def _is_ahead(topics: Topics, partition: Partition) -> bool:
         with environment.read() as txn:
             end = partition.log.end(txn)
         environment.close(timeout=0)  # there may be many, and few are used soon
+    except DeniedError:
+        raise  # whoever may open it has yet to do it
     except TxnkvError as error:
         # Those who use the partition are told; all others go on.
         _LOG.warning("%s cannot be looked at: %s", partition.label, error)
