@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_592, "server": 1_523,
-    "topics": 12_711, "tables": 10_106, "storage": 4_994, "cli": 5_115, "coordinator": 3_299,
-    "transaction": 3_682, "core": 3_553, "spark": 2_423, "client": 4_407, "aio": 699,
+    "topics": 12_712, "tables": 10_106, "storage": 5_004, "cli": 5_132, "coordinator": 3_296,
+    "transaction": 3_682, "core": 3_553, "spark": 2_423, "client": 4_417, "aio": 699,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 

@@ -166,7 +166,9 @@ def words(error: BaseException) -> str:
 
 
 def _is_no_store(text: str) -> bool:
-    return text.startswith("no store at") or "was removed" in text
+    return (text.startswith("no store at") and "FORMAT file; put" not in text) or (
+        "was removed" in text
+    )
 
 
 def refused(errors: RowErrors) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +188,21 @@ def check(store: str, as_json: bool) -> None:
         raise click.ClickException(f"{plural(len(report.problems), 'problem')} found in {store}")
 
 
+@contextmanager
+def _warned_behind() -> Iterator[None]:
+    """Warnings come when all went well: an error, one line, says what they said."""
+    from logging.handlers import MemoryHandler  # takes a while
+
+    logger = logging.getLogger("txnkv")
+    kept = MemoryHandler(1 << 16, logging.CRITICAL, logging.lastResort, flushOnClose=False)
+    logger.addHandler(kept)
+    try:
+        yield
+        kept.flush()
+    finally:
+        logger.removeHandler(kept)
+
+
 @click.command()
 @store_argument
 @json_option
@@ -197,6 +215,7 @@ def compact(store: str, as_json: bool) -> None:
         txnkv.connect(store, create=False) as client,
         steps("compacting", "rows") as step,
         stopping(lambda: "what was merged until then stays"),
+        _warned_behind(),
     ):
         report = client.compact(step)
     if as_json:

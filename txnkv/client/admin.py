@@ -227,10 +227,16 @@ def _check(
     for done, (tablet, info) in enumerate(work):
         if progress is not None:
             progress(done, len(work))
+        rows = report.rows
         found = _said(f"{tablet.label}, row set {info.id}", check_row_set(tablet, info, report))
         report.problems += _of_live(instance, payload.TABLET, tablet.id, found)
+        if tablet.table.index_of is not None:  # they are counted in the table
+            report.rows = rows
     for name in engine.names():
-        report.problems += _said(f"table {name!r}", _indexes(instance, name))
+        # What is wrong with a tablet was told with that.
+        found = _said(f"table {name!r}", _indexes(instance, name))
+        said = [each.partition(": ")[2] for each in report.problems]
+        report.problems += [each for each in found if not each.endswith(tuple(filter(None, said)))]
     for id in live_partition_ids(instance.topics):
         found = _said(f"partition {id}", check_partition(instance.topics, id))
         report.problems += _of_live(instance, payload.TOPIC, id, found)
@@ -244,13 +250,20 @@ def _check(
 
 
 def _said(part: str, problems: Iterator[str]) -> Iterator[str]:
-    """The problems of a part; bytes that nobody wrote may lead to any error."""
+    """The problems of a part, by its name; bytes that nobody wrote may lead to any error."""
     try:
-        yield from problems
+        for problem in problems:
+            yield _named(part, problem)
     except ClosedError:
         raise
+    except TxnkvError as error:
+        yield _named(part, str(error))
     except Exception as error:
-        yield f"{part}: damaged: {error!r}"
+        yield f"{part}: damaged: {error}"
+
+
+def _named(part: str, problem: str) -> str:
+    return problem if problem.startswith(("table '", "topic '", "store ")) else f"{part}: {problem}"
 
 
 def _of_live(instance: Instance, kind: int, id: int, problems: Iterator[str]) -> list[str]:

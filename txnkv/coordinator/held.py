@@ -79,10 +79,7 @@ def accept_loss(part: str) -> str:
     Args:
         part: as people name it to `txnkv repair`.
     """
-    return (
-        ". Restore the store from a backup, or give up what is lost: txnkv repair STORE "
-        f"--accept-loss {part}"
-    )
+    return f". Restore the store from a backup, or {extents.giving_up(part)}"
 
 
 def sections(cur: apsw.Cursor, after: Timestamp) -> Iterator[tuple[Section, int]]:

@@ -57,6 +57,7 @@ from txnkv.storage.directory import (
 )
 from txnkv.storage.environment import EPOCH, READ_ID, Environment, new_epoch
 from txnkv.storage.environments import Environments
+from txnkv.storage.extents import giving_up
 from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,

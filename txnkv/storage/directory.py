@@ -401,6 +401,8 @@ def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
 def _not_found(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; a store is a directory"
+    if (path / "status.db").exists() and (path / "tablets").exists():
+        return f"no store at {path}: there is all but its FORMAT file; put that back"
     found = "there is no FORMAT file" if path.exists() else "there is nothing"
     return f"no store at {path}: {found}. Check the path, or open it with create=True"
 

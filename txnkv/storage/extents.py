@@ -42,6 +42,8 @@ first, with the lowest numbers. Whatever is not as expected here leaves the file
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import struct
 import sys
 from bisect import bisect_right
@@ -216,6 +218,18 @@ class Extents:
                 pass
 
 
+def giving_up(part: str) -> str:
+    """The end of a message about damage: what to do where there is no backup.
+
+    Args:
+        part: as people name it to `txnkv repair`, which takes none of an index.
+    """
+    if is_index := re.fullmatch(r"table:(.*) \(index by (.*)\)/\d+", part):
+        index = f"STORE {shlex.quote(is_index[1])} {shlex.quote(is_index[2].replace(', ', ','))}"
+        return f"make the index anew: txnkv index drop {index}, then txnkv index create {index}"
+    return f"give up what is lost: txnkv repair STORE --accept-loss {shlex.quote(part)}"
+
+
 class Tracked:
     """An environment whose extent is kept.
 
@@ -232,7 +246,7 @@ class Tracked:
         self.label = label or name
         self._advice = (
             ". What it held was committed, and is not made up for. Restore the file as it was "
-            f"last, or give up what is lost: txnkv repair STORE --accept-loss {part or 'PART'}"
+            f"last, or {giving_up(part or 'PART')}"
         )
 
     def required(self) -> Extent | None:

@@ -401,7 +401,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
     except StoreNotFoundError:
         return  # dropped meanwhile
     except TxnkvError as error:
-        yield f"{partition.label}: {error}"
+        yield f"{partition.label}: {str(error).removeprefix(f'{partition.label}: ')}"
         return
     for problem in _unknown_transactions(engine, partition):
         yield f"{partition.label}: {problem}"

@@ -53,6 +53,7 @@ from txnkv.storage import (
     Environments,
     StaleHandleError,
     each_between,
+    giving_up,
     make_private_directory,
     put_entries,
 )
@@ -186,8 +187,8 @@ class _PartitionBackup:
     def _damaged(self, what: str) -> CorruptionError:
         return CorruptionError(
             f"{self._partition.label}: {what}, so that there is no backup of it. `txnkv check` "
-            "lists all damage; restore the store from an earlier backup, or give up what is lost: "
-            f"txnkv repair STORE --accept-loss {self._partition.part}"
+            "lists all damage; restore the store from an earlier backup, or "
+            + giving_up(self._partition.part)
         )
 
 

@@ -19,7 +19,7 @@ from txnkv import core
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
-from txnkv.storage import BackupWriter, EntryFile, each_between
+from txnkv.storage import BackupWriter, EntryFile, each_between, giving_up
 from txnkv.tables import table_catalog
 from txnkv.tables.tablets import (
     BLOCKS_DB,
@@ -141,8 +141,8 @@ class _Blocks:
         return CorruptionError(
             f"store {self._tablet.store_path}, {self._tablet.label}, row set {self._info.id}: "
             f"{what} is damaged or missing, so that there is no backup of it. `txnkv check` lists "
-            "all damage; restore the store from an earlier backup, or give up what is lost: "
-            f"txnkv repair STORE --accept-loss {self._tablet.part}"
+            "all damage; restore the store from an earlier backup, or "
+            + giving_up(self._tablet.part)
         )
 
 

@@ -51,7 +51,7 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
         except (CorruptionError, CoreError) as error:
             yield str(error)
         except (LookupError, ValueError, struct.error) as error:
-            yield f"damaged: {error!r}"
+            yield f"damaged: {error}"
 
 
 def _batches(parts: LogParts, record: LogState) -> Iterator[str]:
