@@ -170,6 +170,29 @@ def test_a_producer_that_is_stopped_tells_what_it_sent(together, store, run, unt
         assert int(told[1].replace(",", "")) <= there
 
 
+@pytest.mark.parametrize(
+    ("command", "fault", "mark"),
+    [
+        ("backup", "backup.file=pause:1@2", "tablets/*/*"),
+        ("dump", "dump.copied=pause:1", "aside/store/FORMAT"),
+        ("restore", "restore.part=pause:1@1", "FORMAT"),
+    ],
+)
+def test_a_copy_that_is_stopped_leaves_nothing(
+    command, fault, mark, orders, run, file, until, tmp_path
+):
+    run("load", orders, "more", file("more.csv", "id\n1\n"), "--key", "id")
+    dest, backup = tmp_path / "out", tmp_path / "backup"
+    run("backup", orders, backup)
+    source = backup if command == "restore" else orders
+    before = sorted(tmp_path.iterdir())
+    process = start(command, source, dest, env={**os.environ, "TXNKV_FAULT": fault})
+    until(lambda: list(tmp_path.glob(f".out.unfinished/{mark}")))
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "", f"stopped; nothing is left at {dest}\n")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_subscriber_that_is_stopped_tells_what_it_acknowledged(store, run):
     run("produce", store, "events", "--partitions", 1, input="a\nb\n")
     process = start("consume", store, "events", "--follow", "--subscription", "s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,10 @@ from txnkv.cli.console import (
 )
 from txnkv.cli.parsing import snapshot
 from txnkv.remote import is_address
+from txnkv.storage import calls_ended
+
+_GIVING_UP = 30.0
+"""Seconds for which a copy that was stopped may remove what it has written."""
 
 
 @click.command()
@@ -276,6 +281,14 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
     click.echo(f"{loss.part} works again" if loss else f"{loss.part} had lost nothing")
 
 
+def _left(dest: str) -> str:
+    """The end of a line after Ctrl-C: the work ends between two of its steps."""
+    if not calls_ended(_GIVING_UP):
+        return f"the unfinished copy is left beside {dest}, and goes when that is made again"
+    done = os.path.isdir(dest) and os.listdir(dest)
+    return f"{dest} had just been finished" if done else f"nothing is left at {dest}"
+
+
 @click.command()
 @store_argument
 @click.argument("dest", metavar="DEST")
@@ -299,7 +312,7 @@ def backup(store: str, dest: str, base: str | None, limit: float | None, as_json
     with (
         txnkv.connect(store, create=False) as client,
         steps("copying", "bytes") as step,
-        stopping(lambda: f"nothing is left at {dest}"),
+        stopping(lambda: _left(dest)),
     ):
         rate = None if limit is None else limit * (1 << 20)
         done = client.backup(dest, base=base, bytes_per_second=rate, progress=step)
@@ -328,7 +341,7 @@ def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
         until = None if at is None else snapshot(at, "--at")
     with (
         steps("restoring", "bytes") as step,
-        stopping(lambda: f"nothing is left at {dest}"),
+        stopping(lambda: _left(dest)),
     ):
         done = txnkv.restore(src, dest, at=until, progress=step)
     when = done.timestamp.datetime
@@ -354,7 +367,7 @@ def dump(store: str, dest: str, as_json: bool) -> None:
     with (
         txnkv.connect(store, create=False) as client,
         steps("dumping") as step,
-        stopping(lambda: f"nothing is left at {dest}"),
+        stopping(lambda: _left(dest)),
     ):
         done = txnkv.dump(client, dest, progress=step)
     tell(

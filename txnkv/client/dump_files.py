@@ -48,6 +48,7 @@ from txnkv.storage import (
     declare_fault_point,
     fault_point,
     folder_at,
+    go_on,
     make_private_file,
     shielded,
     whole_folder,
@@ -243,6 +244,7 @@ class _DumpWriter:
             ) from None
         with made as writer:
             for some in gathered(batches, _GROUP_ROWS, _GROUP_BYTES):
+                go_on()
                 table = pa.Table.from_batches(some, schema)
                 writer.write_table(table, row_group_size=table.num_rows)
                 rows += table.num_rows

@@ -70,6 +70,7 @@ from txnkv.storage.faults import (
     disarm,
     disk_errors,
     fault_point,
+    no_thread,
     storage_full,
 )
 from txnkv.storage.fork import GATE
@@ -94,12 +95,12 @@ from txnkv.storage.threads import (
     WhenDropped,
     brief,
     caller,
+    calls_ended,
     done_here,
     go_on,
     is_calm,
     later,
     lengthy,
-    no_thread,
     settle_dropped,
     shielded,
     shielded_steps,

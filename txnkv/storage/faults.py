@@ -257,6 +257,14 @@ def no_descriptor(path: Path) -> UnavailableError:
     )
 
 
+def no_thread(error: RuntimeError) -> UnavailableError:
+    """The error where the machine gives no thread, or the interpreter ends."""
+    return UnavailableError(
+        f"no thread could be started ({error}): this user or container has as many as it may. "
+        "Raise that (`ulimit -u`, pids.max), or end others, and try again. Nothing was changed"
+    )
+
+
 def not_made(error: OSError, place: Path, what: str) -> TxnkvError | ValueError:
     """The error for a folder that could not be made and filled; nothing is left of it.
 

@@ -71,7 +71,8 @@ from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from txnkv.core import Handlers
-from txnkv.errors import StorageFullError, UnavailableError
+from txnkv.errors import StorageFullError
+from txnkv.storage.faults import no_thread
 from txnkv.storage.locks import new_baton, new_event, new_lock
 from txnkv.storage.write_queue import AGAIN, hastily
 
@@ -82,6 +83,7 @@ _here: Final = threading.get_ident
 _END: Final = object()
 _LOOK_EVERY: Final = 0.2
 """Seconds."""
+_STEP: Final = 0.01
 _HELD: Final = 0.05
 """Seconds for which tasks wait for a thread that is busy, before another does them."""
 
@@ -166,6 +168,13 @@ class _Threads:
                 del error
         return call.result
 
+    def ended(self, seconds: float) -> bool:
+        """Wait until no call goes on whose caller was interrupted; False when one still does."""
+        until = time.monotonic() + seconds
+        while self._calls_open and time.monotonic() < until:
+            time.sleep(_STEP)
+        return not self._calls_open
+
     def _serve(self) -> None:
         while True:
             call = self._next()
@@ -183,6 +192,7 @@ class _Threads:
 
 _threads = _Threads()
 _running: Final = _Running()
+calls_ended: Final = _threads.ended
 
 
 def caller() -> int | None:
@@ -224,14 +234,6 @@ _put_off: Final = _run if _handlers is None else _handlers.put_off
 _let: Final = _run if _handlers is None else _handlers.let
 is_calm: Final[Callable[[], bool]] = bool if _handlers is None else _handlers.calm
 """Tells whether a brief call of this thread lasts, in which no handler runs."""
-
-
-def no_thread(error: RuntimeError) -> UnavailableError:
-    """The error where the machine gives no thread, or the interpreter ends."""
-    return UnavailableError(
-        f"no thread could be started ({error}): this user or container has as many as it may. "
-        "Raise that (`ulimit -u`, pids.max), or end others, and try again. Nothing was changed"
-    )
 
 
 def done_here(fn: Callable[..., T], *args: Any) -> Future[T]:
