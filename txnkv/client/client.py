@@ -278,7 +278,7 @@ class Client(Connection, Closing):
         values_of = evolved_values(value_schema) if evolve and value_schema is not None else None
         how: Any = {"exists_ok": exists_ok or evolve, "values_of": values_of}
         if self.instance.topics.find(name) is None:  # whoever dropped one may have died then
-            group_members.forget_positions(self, name)
+            group_members.forget_groups(self, name)
         return Topic(self, self.instance.topics.create(name, partitions, buffer, options, **how))
 
     def topic(self, name: AnyTopic) -> Topic:
@@ -303,7 +303,7 @@ class Client(Connection, Closing):
 
     @shielded
     def drop_topic(self, name: AnyTopic, missing_ok: bool = False) -> None:
-        """Drop a topic and the positions of groups in it; open transactions in it are aborted.
+        """Drop a topic, with all of groups in it; open transactions in it are aborted.
 
         Raises:
             TopicNotFoundError: there is none, and `missing_ok` is false.
@@ -312,7 +312,7 @@ class Client(Connection, Closing):
         given = name if isinstance(name, str) else self.info_of(name, TopicInfo)
         text = given if isinstance(given, str) else given.name
         if self.instance.topics.drop(given):
-            group_members.forget_positions(self, text)
+            group_members.forget_groups(self, text)
         elif not missing_ok:
             raise TopicNotFoundError(f"there is no topic {text!r} to drop")
 

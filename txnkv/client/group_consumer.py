@@ -37,13 +37,21 @@ from txnkv.errors import (
     ClosedError,
     InvalidTxnStateError,
     OffsetOutOfRangeError,
+    TopicNotFoundError,
     TransactionConflictError,
     TxnkvError,
     require_number,
     require_text,
 )
 from txnkv.storage import WhenDropped, clock
-from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start, Waiting
+from txnkv.topics import (
+    HELD_BYTES,
+    Message,
+    ReadIsolation,
+    Start,
+    Waiting,
+    topic_catalog,
+)
 from txnkv.transaction import Closing, Transaction
 
 _log = logging.getLogger("txnkv")
@@ -381,13 +389,35 @@ class GroupConsumer(Closing):
         now = clock.monotonic_micros()
         if now < self._next_look:
             return
-        member = self._membership
-        found = self._client.run(lambda txn: self._exchange(txn, now)) if member.renew() else None
-        while found is None:
-            member.join()
-            found = self._client.run(lambda txn: self._exchange(txn, now))
-        own, wanted = found
+        try:
+            own, wanted = self._look(now)
+        except TopicNotFoundError:
+            if self._membership.lasts:
+                self._withdraw()
+            raise
         self._take(own, wanted, now)
+
+    def _look(self, now: int) -> tuple[dict[int, int], range]:
+        """Be a member, and return what `_exchange` does.
+
+        Raises:
+            TopicNotFoundError: the topic was dropped. Members are rows by its name, which another
+                one may have by now; so who has written one looks, and a drop later on deletes it.
+        """
+        found: tuple[dict[int, int], range] | None = None
+        if self._membership.renew():
+            found = self._client.run(lambda txn: self._exchange(txn, now))
+        while found is None:
+            self._require_topic()
+            self._membership.join()
+            found = self._client.run(lambda txn: self._exchange(txn, now))
+        self._require_topic()
+        return found
+
+    def _require_topic(self) -> None:
+        topic = self._topic.info
+        if self._client.topic_info(topic.name).id != topic.id:
+            raise topic_catalog.dropped(topic)
 
     def _exchange(self, txn: Transaction, now: int) -> tuple[dict[int, int], range] | None:
         """Give back and take partitions, by their rows.
@@ -531,10 +561,14 @@ class GroupConsumer(Closing):
             return
         self._closed = True
         self._out()
-        with suppress(TxnkvError):  # others find its lease ended
-            self._client.run(self._leave, deadline=_LEAVING)
+        self._withdraw()
         if self._reader is not None:
             self._reader.close()
+
+    def _withdraw(self) -> None:
+        self._membership.end()
+        with suppress(TxnkvError):  # others find its lease ended
+            self._client.run(self._leave, deadline=_LEAVING)
 
     def _leave(self, txn: Transaction) -> None:
         where = [*self._where, ("member", "=", self._membership.number)]

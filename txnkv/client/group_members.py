@@ -19,6 +19,7 @@ import platform
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from txnkv.client.table import Table
@@ -32,6 +33,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import clock
 from txnkv.tables import Schema
+from txnkv.topics import TopicInfo
 from txnkv.transaction import Transaction
 
 MEMBERS_TABLE: Final = "group_members"
@@ -72,6 +74,9 @@ class GroupClient(Protocol):
 
     def table(self, name: str) -> Table:
         """See `Client.table`."""
+
+    def topic_info(self, topic: str) -> TopicInfo:
+        """See `Client.topic_info`."""
 
     def new_transaction(self, timeout: float | None) -> Transaction:
         """See `Client.new_transaction`."""
@@ -118,21 +123,23 @@ def offsets_table(client: GroupClient) -> Table:
     return client.create_table(OFFSETS_TABLE, _OFFSETS, evolve=True)
 
 
-def forget_positions(client: GroupClient, topic: str) -> None:
-    """Delete the positions of all groups in a topic that is dropped, or is about to be made: one
-    that has the name of another has none of its offsets.
+def forget_groups(client: GroupClient, topic: str) -> None:
+    """Delete the members and positions of all groups in a topic that is dropped, or is about to be
+    made: one that has the name of another has none of its offsets, and none of its readers.
     """
-    with suppress(TableNotFoundError):
-        table = client.table(OFFSETS_TABLE)
-        if table.schema.primary_key != _OFFSETS.primary_key:  # a program's own
-            return
-        if table.count(where=[("topic", "=", topic)]):
-            client.run(lambda txn: _delete_positions(txn, table, topic))
+    for name, schema in ((MEMBERS_TABLE, _MEMBERS), (OFFSETS_TABLE, _OFFSETS)):
+        with suppress(TableNotFoundError):
+            table = client.table(name)
+            if table.schema.primary_key != schema.primary_key:  # a program's own
+                continue
+            if table.count(where=[("topic", "=", topic)]):
+                client.run(partial(_delete_rows, table, topic))
 
 
-def _delete_positions(txn: Transaction, table: Table, topic: str) -> None:
-    for row in txn.scan(table, ["group", "partition"], where=[("topic", "=", topic)]):
-        txn.delete(table, (row["group"], topic, row["partition"]))
+def _delete_rows(table: Table, topic: str, txn: Transaction) -> None:
+    key = table.schema.primary_key
+    for row in txn.scan(table, key, where=[("topic", "=", topic)]):
+        txn.delete(table, tuple(row[each] for each in key))
 
 
 def members_table(client: GroupClient) -> Table:
@@ -173,6 +180,11 @@ class Membership:
         """The key of its row."""
         return self._group, self._topic, self.number
 
+    @property
+    def lasts(self) -> bool:
+        """Tell whether it has a lease, which may be over."""
+        return self._lease is not None
+
     def _begin_lease(self) -> Transaction:
         lease = self._client.new_transaction(timeout=self._seconds)
         lease.serialize()  # so that others know of it
@@ -195,7 +207,9 @@ class Membership:
         self._renewed = clock.monotonic_micros()
 
     def renew(self) -> bool:
-        """Say that it is there; False: it was taken for dead."""
+        """Say that it is there; False: it was taken for dead, or has left."""
+        if not self.lasts:
+            return False
         now = clock.monotonic_micros()
         if now - self._renewed < self._seconds * 1e6 / 2:
             return True
