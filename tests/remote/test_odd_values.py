@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -108,6 +109,21 @@ def test_names_that_are_no_text(tmp_path: Path, client: txnkv.Client) -> None:
     topic = client.create_topic("e")
     with pytest.raises(TypeError, match="a subscription's name is a string, not the int 5"):
         topic.subscribe(5)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("wrong", [float("nan"), "5", True])
+def test_a_wait_for_no_number_of_seconds(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], there: bool, wrong: Any
+) -> None:
+    """One for nan had no end."""
+    client = remote() if there else store
+    topic = client.topic("events")
+    consumer, subscription = topic.consumer(), topic.subscribe("s")
+    with client.consumer(topic, group="g") as member:
+        for wait in (member.poll, consumer.poll, consumer.poll_batch, subscription.receive):
+            with pytest.raises((TypeError, ValueError), match="timeout is a number of seconds"):
+                wait(timeout=wrong)
 
 
 def test_times(tmp_path: Path) -> None:

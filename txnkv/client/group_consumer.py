@@ -50,6 +50,7 @@ from txnkv.topics import (
     ReadIsolation,
     Start,
     Waiting,
+    deadline,
     topic_catalog,
 )
 from txnkv.transaction import Closing, Transaction
@@ -193,18 +194,19 @@ class GroupConsumer(Closing):
             TxnkvError: as `Consumer.poll`.
         """
         self._require_open()
-        end = None if timeout is None else time.monotonic() + timeout
+        end = deadline(timeout)
         while True:
             self._follow()
             self._told = False
-            wait = max((self._next_look - clock.monotonic_micros()) / 1e6, 0)
-            left = wait if end is None else max(end - time.monotonic(), 0)
+            now = clock.monotonic_micros()
+            wait = max((self._next_look - now) / 1e6, 0)
+            left = wait if end is None else max((end - now) / 1e6, 0)
             found = self._read(max_messages, min(wait, left))
             if found:
                 self._before = set(self._given)
                 self._given |= {message.partition for message in found}
                 return found
-            if end is not None and time.monotonic() >= end:
+            if end is not None and clock.monotonic_micros() >= end:
                 return []
             self._require_open()
 

@@ -7,7 +7,6 @@ consumer keeps here what it was given and takes back.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -28,12 +27,14 @@ from txnkv.errors import (
 from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle
 from txnkv.remote.wire import arguments, ids_of, like, remote_calls
+from txnkv.storage import clock
 from txnkv.topics import (
     Delivered,
     Message,
     Start,
     SubscriptionInfo,
     TopicInfo,
+    deadline,
     messages_from_arrow,
     messages_to_arrow,
 )
@@ -96,15 +97,17 @@ class _Polling(RemoteHandle):
 
     def _wait_for(self, name: str, most: int, timeout: float | None) -> Any:
         """Ask until there is something, or the time is over."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = deadline(timeout)
         longest = min(_POLL_SECONDS, self.channel.patience / 2)
         while True:
-            left = longest if end is None else min(max(end - time.monotonic(), 0), longest)
+            left = longest
+            if end is not None:
+                left = min(max((end - clock.monotonic_micros()) / 1e6, 0), longest)
             try:
                 found = self._call(name, most, left)
             except CommitOutcomeUnknownError as error:  # what was given comes again
                 raise UnavailableError(f"{self.channel.address} was lost; ask again") from error
-            if found["rows"].num_rows or (end is not None and time.monotonic() >= end):
+            if found["rows"].num_rows or (end is not None and clock.monotonic_micros() >= end):
                 return found
 
     def _waiting(self, until: int | None) -> None:
