@@ -209,7 +209,7 @@ def test_what_is_no_number_is_named(
     client: txnkv.Client, table: txnkv.Table, what: str, call: Callable[..., object]
 ) -> None:
     topic = client.create_topic("e")
-    with pytest.raises(TypeError, match=f"^{what} is a number of "):
+    with pytest.raises(TypeError, match=f"^{what} is a number"):
         call(client, topic)
     assert (client.tables(), client.topics()) == (["t"], ["e"])
 

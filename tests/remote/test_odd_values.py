@@ -126,6 +126,30 @@ def test_a_wait_for_no_number_of_seconds(
                 wait(timeout=wrong)
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_numbers_of_numpy_are_numbers(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], there: bool
+) -> None:
+    """Some were refused, others kept as they were, and one was no JSON."""
+    client, one = remote() if there else store, np.int64(1)
+    topic = client.create_topic("e", retention_seconds=np.float32(60), segment_seconds=one)
+    client.run(lambda txn: [txn.send(topic, b"v") for _ in range(3)])
+    options: Any = {"max_deliveries": np.int64(3), "lease_seconds": np.float32(5)}
+    subscription, consumer = topic.subscribe("s", "shared", **options), topic.consumer()
+    assert subscription.info.max_deliveries == 3
+    with client.consumer(topic, group="g") as member:
+        member.poll(timeout=0)
+        for seek in (subscription.seek, consumer.seek, member.seek):
+            seek(np.int64(0), one)
+        assert type(consumer.lag()) is type(member.position(0)) is int
+        assert (consumer.lag(), member.lag(), subscription.lag()) == (2, 2, {0: 2})
+    assert topic.truncate({np.int64(0): one}) == {0: 1}
+    for wrong in (True, 1.5):
+        for call in (consumer.seek, subscription.seek, lambda *at: topic.truncate(dict([at]))):
+            with pytest.raises(TypeError, match="offset is a number, not the"):
+                call(0, wrong)
+
+
 def test_times(tmp_path: Path) -> None:
     """As text pandas' NaT is the first day of year 1, which was stored; of others the whole part
     was.

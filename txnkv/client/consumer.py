@@ -19,7 +19,6 @@ from txnkv.errors import (
     as_index,
     as_offsets,
     require_count,
-    require_number,
     require_several,
 )
 from txnkv.storage import brief, new_rlock, shielded
@@ -266,10 +265,9 @@ class Consumer(Closing):
         Raises:
             ValueError: it does not read this partition, or the offset is below 0.
         """
-        require_number("offset", offset, "messages", whole=True)
+        partition, offset = as_index("a partition", partition), as_index("offset", offset)
         if offset < 0:
             raise ValueError(f"offsets begin at 0, not {offset}")
-        partition = as_index("a partition", partition)
         self._return_what_was_lost()
         self._reader(partition).seek(offset)
         self._again = [part for part in self._again if part[0] != partition]

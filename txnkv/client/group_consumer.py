@@ -40,6 +40,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TransactionConflictError,
     TxnkvError,
+    as_index,
     require_number,
     require_text,
 )
@@ -272,7 +273,7 @@ class GroupConsumer(Closing):
             ValueError: it does not read it, or the offset is below 0.
         """
         self._require_open()
-        require_number("offset", offset, "messages", whole=True)
+        partition, offset = as_index("a partition", partition), as_index("offset", offset)
         if self._reader is None or partition not in self.partitions:
             raise ValueError(
                 f"this member of group {self.group!r} does not read partition {partition!r}: it "

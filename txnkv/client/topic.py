@@ -11,7 +11,7 @@ import pyarrow as pa
 from txnkv.client.consumer import Consumer
 from txnkv.client.producer import Producer
 from txnkv.client.subscription import Subscription
-from txnkv.errors import ClosedError, TopicNotFoundError, as_index, require_count, require_number
+from txnkv.errors import ClosedError, TopicNotFoundError, as_index, as_offsets, require_count
 from txnkv.storage import shielded
 from txnkv.topics import (
     HELD_BYTES,
@@ -133,7 +133,7 @@ class Topic(Closing):
             OffsetOutOfRangeError: the offset is below the log's start or above its end.
             ValueError: there is no such partition.
         """
-        require_number("offset", offset, "messages", whole=True)
+        offset = as_index("offset", offset)
         require_count("max_bytes", max_bytes, "bytes")
         engine = self._engine()
         return fetch(engine, self._partition(partition, engine), offset, max_bytes, isolation)
@@ -375,10 +375,8 @@ class Topic(Closing):
                     f"truncate({side}={{0: {offsets}}})"
                 )
             offsets = {0: offsets}
-        for offset in offsets.values():
-            if not isinstance(offset, int) or isinstance(offset, bool):
-                raise TypeError(f"an offset is a number, not {offset!r}")
-        return [(self._partition(number), offset) for number, offset in sorted(offsets.items())]
+        places = sorted(as_offsets(offsets).items())
+        return [(self._partition(number), offset) for number, offset in places]
 
     def _partition(self, number: int, engine: TopicEngine | None = None) -> Partition:
         number = as_index("a partition", number)

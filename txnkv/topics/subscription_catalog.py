@@ -14,6 +14,7 @@ from txnkv.errors import (
     OffsetOutOfRangeError,
     TopicNotFoundError,
     UnavailableError,
+    as_index,
     require_number,
     require_text,
 )
@@ -127,13 +128,15 @@ class SubscriptionInfo:
         """With these options, the dead letter topic following from `max_deliveries`.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: there is no such option, or `max_deliveries` is no integer.
         """
         unknown = options.keys() - SubscriptionOptions.__annotations__.keys()
         if unknown:
             names = ", ".join(SubscriptionOptions.__annotations__)
             raise TypeError(f"a subscription has options {names}, not {', '.join(sorted(unknown))}")
         info = replace(self, **options)
+        if info.max_deliveries is not None:
+            info = replace(info, max_deliveries=as_index("max_deliveries", info.max_deliveries))
         if info.max_deliveries is None and "dead_letter" not in options:
             return replace(info, dead_letter=None)
         if info.max_deliveries is not None and info.dead_letter is None:
@@ -291,7 +294,7 @@ def set_options(cur: apsw.Cursor, info: SubscriptionInfo, *, anew: bool = True) 
         _begin_anew(cur, info.id)
     cur.execute(
         "UPDATE subscriptions SET options = ?, leased = ? WHERE id = ?",
-        (json.dumps(info.options), info.leased, info.id),
+        (json.dumps(info.options, default=float), info.leased, info.id),
     )
 
 

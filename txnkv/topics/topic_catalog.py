@@ -282,7 +282,7 @@ class TopicOptions:
             del document[name]
         if self.values:
             document["value_schema"] = values.to_document(self.values)
-        return json.dumps(document)
+        return json.dumps(document, default=float)
 
     @classmethod
     def from_json(cls, text: str) -> TopicOptions:

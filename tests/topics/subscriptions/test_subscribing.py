@@ -131,6 +131,13 @@ def test_times_that_no_clock_has_are_refused(
         topic.subscribe("s", **{option: "7"})
 
 
+@pytest.mark.parametrize("wrong", ["3", 1.5, True])
+def test_a_number_of_deliveries_is_one(topic: txnkv.Topic, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="max_deliveries is a number, not the"):
+        topic.subscribe("s", max_deliveries=wrong)
+    assert topic.subscriptions() == []
+
+
 def test_a_dead_letter_topic_is_a_name(topic: txnkv.Topic) -> None:
     wrong: Any = topic
     with pytest.raises(TypeError, match="dead_letter is the name of a topic, not <Topic"):
@@ -312,11 +319,11 @@ def test_a_commit_after_a_seek_in_another_partition_stands(client: txnkv.Client)
     assert received(sub) == ["1"]
 
 
-@pytest.mark.parametrize("to", [-1, 4, "now", 1.0, None])
+@pytest.mark.parametrize("to", [-1, 4, "now", 1.0, None, True])
 def test_a_seek_elsewhere_is_refused(client: txnkv.Client, topic: txnkv.Topic, to: Any) -> None:
     send(client, 0, 1, 2)
     sub = topic.subscribe("s")
-    wrong = txnkv.OffsetOutOfRangeError if isinstance(to, int) else ValueError
+    wrong = {int: txnkv.OffsetOutOfRangeError, str: ValueError}.get(type(to), TypeError)
     before, part = rows(client), cast(int, 0.0)
     with pytest.raises(wrong, match="offset"):
         sub.seek(0, to)

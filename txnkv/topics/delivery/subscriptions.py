@@ -14,7 +14,7 @@ from typing import Any, Final
 import apsw
 
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
-from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, as_offsets
+from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, as_index, as_offsets
 from txnkv.storage import READ_OTHERWISE, declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
@@ -253,8 +253,9 @@ class Subscriptions:
         ends = bounds(self._topics, partition)
         if to in ("earliest", "latest"):
             return ends.start if to == "earliest" else ends.last_stable_offset
-        if not isinstance(to, int):
+        if isinstance(to, str):
             raise ValueError(f"seek to an offset, 'earliest' or 'latest', not {to!r}")
+        to = as_index("an offset", to)
         if not ends.start <= to <= ends.high_watermark:
             raise OffsetOutOfRangeError(
                 f"{partition.label} holds [{ends.start}, {ends.high_watermark}): there is no "
