@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import txnkv
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
+from txnkv.server import Server
 
 SCHEMA = txnkv.Schema({"id": "int64"}, ["id"])
 
@@ -77,6 +80,8 @@ def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv
         lambda txn: txn.send(topic, "w"),
         lambda txn: txn.send_batch(topic, values),
         lambda txn: txn.ack(subscription, message),
+        lambda txn: txn.ack(subscription.info, message),
+        lambda txn: txn.ack_cumulative(pickle.loads(pickle.dumps(subscription.info)), message),
         lambda txn: subscription.ack(message, txn),
         lambda _: client.new_session().ack(subscription, message),
         lambda _: client.new_session().send(topic, "w"),
@@ -91,9 +96,41 @@ def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv
     ]
     for ask in asks:
         txn = client.new_transaction()
-        with pytest.raises(ValueError, match=r"is one of the store .*other, and this is .*: take "):
+        with pytest.raises(ValueError, match=r"is one of the store .*, and this is .*: take "):
             ask(txn)
         txn.rollback()
     assert client.table("t").count() == 1
     assert client.topic("e").end_offsets() == {0: 1}
     assert client.topic("e").subscribe("s").receive(timeout=0) is not None
+
+
+def test_a_subscription_of_another_store_is_refused_over_a_server(
+    client: txnkv.Client, other: txnkv.Client
+) -> None:
+    """A message of the one was acknowledged for that of the other, which nobody had seen."""
+    both = (client, other)
+    for each in both:
+        each.create_topic("e").subscribe("s", "shared").close()
+        with each.transaction() as txn:
+            for _ in both:
+                txn.send("e", "v")
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(closing(Server(each.path, "grpc://127.0.0.1:0"))) for each in both
+        ]
+        here, there = (
+            stack.enter_context(txnkv.connect(f"grpc://127.0.0.1:{each.port}")) for each in servers
+        )
+        subscription = there.topic("e").subscribe("s", "shared")
+        messages = subscription.receive_many(2, timeout=0)
+        for wrong in (here, client):
+            for given in (subscription, subscription.info):
+                with wrong.new_transaction() as txn:
+                    with pytest.raises(ValueError, match=r"is one of the store .*, and this"):
+                        txn.ack(given, messages[0])
+                    txn.rollback()
+        for own, message in zip((there, other), messages, strict=True):
+            with own.transaction() as txn:
+                txn.ack(subscription.info, message)
+        assert subscription.lag() == {0: 0}
+        assert here.topic("e").subscribe("s", "shared").lag() == {0: 2}

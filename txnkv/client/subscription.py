@@ -157,7 +157,7 @@ class Subscription(Closing):
         """Made by `Topic.subscribe`."""
         self._max_bytes = max_bytes
         self._connection = connection
-        self.info = info
+        self.info = replace(info, store=connection.instance.store.store_id)
         self._engine = connection.instance.topics
         self._pid = os.getpid()
         self._partitions = partitions

@@ -419,5 +419,5 @@ def _reference(value: Any) -> list[Any] | None:
     if isinstance(value, RemoteHandle):
         return value.reference()
     if isinstance(value, SubscriptionInfo):
-        return ["sub", [value.topic.name, value.topic.id, value.name]]
+        return ["sub", [value.topic.name, value.topic.id, value.name, value.store]]
     return None

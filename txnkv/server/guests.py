@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from txnkv.client import Client, Table, Topic
@@ -280,9 +280,10 @@ class Guest:
             self.user.require(right, About("topic", name))
             return Held(self._topic(name, number), About("topic", name))
         if reference.kind == "sub":
-            topic, number, name = reference.content
+            topic, number, name, store = reference.content
             self.user.require(right, About("topic", topic))
-            return Held(self._subscription(self._topic(topic, number), name))
+            info = self._subscription(self._topic(topic, number), name)
+            return Held(replace(info, store=store))
         raise ValueError(f"a request names a {reference.kind!r}")
 
     def _table(self, name: str, number: int) -> Table:

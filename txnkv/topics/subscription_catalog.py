@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import apsw
@@ -73,6 +73,7 @@ class SubscriptionInfo:
             an ack of it was made; None: never.
         order: of the messages of a partition, "offset" or "commit".
         isolation: "read_committed", or "read_uncommitted": what is not decided too.
+        store: the id of its store, where one has it from there; "": it is this one.
     """
 
     id: int
@@ -86,6 +87,7 @@ class SubscriptionInfo:
     ack_timeout: float | None = None
     order: str = "offset"
     isolation: str = "read_committed"
+    store: str = field(default="", repr=False, compare=False)
 
     @property
     def options(self) -> dict[str, Any]:

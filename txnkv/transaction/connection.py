@@ -361,7 +361,13 @@ def acks_of(
         ValueError: the subscription is one of another store, or of another topic.
     """
     found = subscription_info(subscription)
-    connection.require_own(subscription, found, "topic.subscribe(...)")
+    if found.store not in ("", connection.instance.store.store_id):
+        take = "topic.subscribe(...)"
+        connection.require_own(subscription, found, take)  # it knows the path
+        raise ValueError(
+            f"{found} is one of the store {found.store}, and this is {connection.path}: take "
+            f"{take}, of a client of this store"
+        )
     return found, message_ids(message, found)
 
 
