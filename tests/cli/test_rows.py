@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 
 import txnkv
 
@@ -176,6 +176,43 @@ def test_tables_are_asked_in_sql(sales, run, misuse, tmp_path):
     assert len(ran.out.splitlines()) == 102
     assert "nope" in misuse("query", sales, "SELECT * FROM nope")
     assert "exclude each other" in misuse("query", sales, count, "--json", "--format", "csv")
+
+
+def test_columns_of_one_name_keep_their_values(sales, run, tmp_path):
+    """Rows went by names of columns, so that the last of a name stood for all of them."""
+    pytest.importorskip("duckdb")
+    sql = "SELECT 1 AS a, 'x' AS b, 2 AS a, 3 AS a_1, 'y' AS b"
+    grid, _, row = run("query", sales, sql).out.splitlines()
+    assert (grid.split(), row.split()) == (["a", "b", "a", "a_1", "b"], ["1", "x", "2", "3", "y"])
+    assert run("query", sales, sql, "--format", "csv").out == (
+        '"a","b","a","a_1","b"\n1,"x",2,3,"y"\n'
+    )
+    as_duckdb = {"a": 1, "b": "x", "a_1": 2, "a_1_1": 3, "b_1": "y"}
+    assert run("query", sales, sql, "--json").json == as_duckdb
+    for name, read in (("o.parquet", parquet.read_table), ("o.arrow", feather.read_table)):
+        run("query", sales, sql, "-o", tmp_path / name)
+        assert read(tmp_path / name).to_pylist() == [as_duckdb]
+    twice = ["scan", sales, "sales", "-c", "id,region,id", "--limit", 1, "--ordered"]
+    assert run(*twice).out.splitlines()[2].split() == ["1", "eu", "1"]
+    assert run(*twice, "--json").json == {"id": 1, "region": "eu", "id_1": 1}
+
+
+@pytest.mark.parametrize(
+    ("interval", "wanted"),
+    [
+        ("INTERVAL 6 SECOND", "PT6S"),
+        ("INTERVAL '-36:00:01.5'", "-P1DT12H1.5S"),
+        ("INTERVAL 14 MONTH + INTERVAL 3 DAY - INTERVAL 4 SECOND", "P14M3DT-4S"),
+        ("INTERVAL 2000000000 DAY", "P2000000000D"),
+    ],
+)
+def test_intervals_are_text(interval, wanted, store, run):
+    pytest.importorskip("duckdb")
+    sql = f"SELECT {interval} AS i"
+    assert run("query", store, sql).out.splitlines()[2].split() == [wanted]
+    assert run("query", store, sql, "--json").json == {"i": wanted}
+    assert run("query", store, sql, "--format", "csv").out == f'"i"\n"{wanted}"\n'
+    assert run("query", store, f"SELECT [{interval}] AS l", "--json").json == {"l": [wanted]}
 
 
 def test_without_duckdb_it_says_what_to_install(store, fail, monkeypatch):

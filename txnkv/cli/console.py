@@ -198,7 +198,7 @@ def json_value(value: Any, kind: pa.DataType | None = None) -> Any:
     if isinstance(value, list):
         is_map = isinstance(kind, pa.MapType)
         inner = getattr(kind, "item_type" if is_map else "value_type", None)
-        if is_map or (value and all(isinstance(i, tuple) for i in value)):
+        if is_map or (value and all(type(i) is tuple for i in value)):
             return {str(json_value(name)): json_value(item, inner) for name, item in value}
         return [json_value(item, inner) for item in value]
     if isinstance(value, datetime) and (before := value.utcoffset()) is not None:
@@ -208,9 +208,21 @@ def json_value(value: Any, kind: pa.DataType | None = None) -> Any:
         return value.isoformat()
     if isinstance(value, timedelta):
         return duration_text(value)
+    if isinstance(value, pa.MonthDayNano):
+        return _interval_text(value)
     if isinstance(value, (Decimal, uuid.UUID)):
         return str(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _interval_text(value: pa.MonthDayNano) -> str:
+    """An interval of DuckDB as ISO 8601 writes it, each part with its sign: P14M3DT-4S."""
+    months, days, nanoseconds = value
+    if not months and not days:
+        return duration_text(timedelta(microseconds=nanoseconds // 1000))
+    seconds = Decimal(nanoseconds).scaleb(-9).normalize()
+    parts = (f"{months}M" * bool(months), f"{days}D" * bool(days), f"T{seconds:f}S" * bool(seconds))
+    return "P" + "".join(parts)
 
 
 # -- JSON by columns -------------------------------------------------------------------

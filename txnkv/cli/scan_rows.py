@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -180,10 +180,26 @@ def _write(
 ) -> None:
     if kind == "table":
         _print(schema, batches, limit)
-    elif output is None:
+        return
+    if kind != "csv" and (names := _unlike(schema.names)) != schema.names:
+        batches = (batch.rename_columns(names) for batch in batches)
+        schema = pa.schema(map(pa.Field.with_name, schema, names))
+    if output is None:
         write_stdout(kind, schema, batches)
     else:
         _export(kind, schema, batches, output)
+
+
+def _unlike(names: list[str]) -> list[str]:
+    """Names of columns, of which later ones that are there already are `id_1`, as in DuckDB."""
+    seen: dict[str, int] = {}
+    for name in names:
+        new = name
+        while new in seen:
+            new = f"{name}_{seen[name]}"
+            seen[name] += 1
+        seen[new] = 1
+    return list(seen)
 
 
 def _kind(format: str | None, as_json: bool, output: str | None) -> str:
@@ -208,7 +224,8 @@ def _print(schema: pa.Schema, batches: Iterator[pa.RecordBatch], limit: int | No
     table = pa.Table.from_batches(_first(batches, limit), schema)
     more = limit is None and table.num_rows > SHOWN
     shown = table.slice(0, SHOWN) if more else table
-    print_table(schema, shown.to_batches())
+    if schema.names:
+        _print_grid(shown)
     if more:
         click.echo(
             f"the first {SHOWN} rows; --limit N shows more, --format csv or json all", err=True
@@ -245,14 +262,10 @@ def _export(kind: str, schema: pa.Schema, batches: Batches, output: str) -> None
 # -- outputs ---------------------------------------------------------------------------
 
 
-def print_table(schema: pa.Schema, batches: Batches) -> int:
-    """A table for people; returns the number of rows. Keeps all of them in memory."""
-    rows = [list(row.values()) for batch in batches for row in batch.to_pylist()]
-    numeric = [field.name for field in schema if _numeric(field.type)]
-    if not schema.names:
-        return len(rows)
-    print_grid(schema.names, ([_cell(value) for value in row] for row in rows), right=numeric)
-    return len(rows)
+def _print_grid(table: pa.Table) -> None:
+    numeric = [field.name for field in table.schema if _numeric(field.type)]
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    print_grid(table.column_names, (list(map(_cell, row)) for row in rows), right=numeric)
 
 
 def _numeric(kind: pa.DataType) -> bool:
@@ -268,6 +281,8 @@ def _cell(value: Any) -> str:
         return value.hex()
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, (timedelta, pa.MonthDayNano)):
+        value = json_value(value)
     return " ".join(str(value).splitlines()) if isinstance(value, str) else str(value)
 
 
@@ -330,9 +345,12 @@ def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
 
 
 def _text_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_duration(kind) or kind in (JSON, UUID) or _has_zone(kind):
-        return pa.string()
-    return kind
+    is_text = _is_length(kind) or kind in (JSON, UUID) or _has_zone(kind)
+    return pa.string() if is_text else kind
+
+
+def _is_length(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_duration(kind) or pa.types.is_interval(kind))
 
 
 def _has_zone(kind: pa.DataType) -> bool:
@@ -372,7 +390,7 @@ def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
             columns[i] = uuid_texts(column)
         elif column.type == JSON:
             columns[i] = column.storage
-        elif pa.types.is_duration(column.type):
+        elif _is_length(column.type):
             columns[i] = pa.array(map(json_value, column.to_pylist()), pa.string())
         elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             columns[i] = _with_texts(batch.schema.names[i], column)
