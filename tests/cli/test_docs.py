@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from txnkv.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(PYTHON.pattern.replace("python", "sh"), PYTHON.flags)
 SPARK_EXAMPLE = ROOT / "examples" / "spark_two_tables.py"
 README = PYTHON.findall((ROOT / "README.md").read_text())
 WIDTH = {"terminal_width": 90, "max_content_width": 90}
@@ -88,7 +90,26 @@ def test_the_spark_program_in_the_readme_runs_and_runs_again(tmp_path):
         assert run_program(spark, tmp_path).splitlines()[-1] == "3 2"
 
 
-def test_the_programs_in_the_howto(tmp_path):
+def run_commands(folder):
+    """Run the commands of the howto on what its programs left, with numbers that are there."""
+    lines = "".join(SHELL.findall((ROOT / "docs" / "howto.md").read_text()))
+    with gzip.open(folder / "orders-1.csv.gz", "wt") as file:
+        file.write("id,region,total\n70000,eu,1\n")
+    with txnkv.connect(folder / "shop") as client:
+        left = client.new_transaction()
+        left.serialize()  # so that it is known to others
+        lines = lines.replace("2026-01-31T12:00:00Z", str(client.stats()["snapshot"]))
+        lines = lines.replace("4711", str(left.id.local))
+        lines = f'txnkv() {{ "{sys.executable}" -m txnkv "$@"; }}\n{lines}'
+        ran = subprocess.run(
+            ["sh", "-ec", lines], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert client.table("orders").get(70_000) is None  # it was reverted
+        assert left.state is txnkv.TxnState.ABORTED
+
+
+def test_the_programs_and_the_commands_in_the_howto(tmp_path):
     blocks = PYTHON.findall((ROOT / "docs" / "howto.md").read_text())
     assert run_program("\n".join(blocks), tmp_path).splitlines() == [
         "1000",
@@ -147,6 +168,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "True",
         "1",
         "ProducerFencedError",
+        "ProducerFencedError",
         "6 [b'???'] b'2'",
         "b'second'",
         "b'first'",
@@ -156,9 +178,9 @@ def test_the_programs_in_the_howto(tmp_path):
         "{'compression': 'zstd', 'retention_seconds': 7200, 'retention_bytes': None, "
         "'retain_unacknowledged': True, 'cleanup': 'delete', 'tombstone_seconds': 86400.0}",
         "{0: 0}",
-        "[5]",
+        "[7]",
         "True",
-        "6",
+        "7",
         "[1]",
         "True",
         "True",
@@ -166,6 +188,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "True",
         "True",
     ]
+    run_commands(tmp_path)
 
 
 def commands(command, *names):
