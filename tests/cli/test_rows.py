@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click
 import pytest
 from pyarrow import feather, parquet
 
 import txnkv
+from txnkv.cli import main
 
 COLUMNS = "region:string,id:int64,total:float64?,at:timestamp[us, tz=UTC]?,raw:binary?"
 
@@ -272,6 +274,26 @@ def test_names_of_columns_in_quotes(store, run, misuse):
     assert run("scan", store, "t", "--json").out == '{"my col": "a", "x": 1}\n'
     for wrong in (":int64", "x:", '"":int64', '"a:int64', "x"):
         assert "is no column" in misuse("create", store, "u", "--schema", wrong, "--key", "x")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "insert {} sales",
+        "load {} sales - --format csv",
+        "load {} sales - --format arrow",
+        "produce {} e",
+        "query {} -",
+    ],
+)
+def test_stdin_may_be_closed(command, sales, run, monkeypatch):
+    pytest.importorskip("duckdb")
+    run("topics", "create", sales, "e")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(click.ClickException, match="stdin is closed: there is nothing to read"):
+        main(command.format(sales).split(), standalone_mode=False)
+    with pytest.raises(click.UsageError, match="Say --yes"):
+        main(["drop", str(sales), "sales"], standalone_mode=False)
 
 
 def test_stdout_may_be_closed(sales):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
 
 import click
 import pyarrow as pa
@@ -121,7 +121,7 @@ def confirm(question: str, yes: bool) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"{question} Say --yes")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
@@ -137,6 +137,32 @@ def stdout() -> BinaryIO:
         raise click.ClickException("stdout is closed: there is nowhere to write to")
     sys.stdout.flush()
     return sys.stdout.buffer
+
+
+def stdin() -> TextIO:
+    """Stdin.
+
+    Raises:
+        click.ClickException: it is closed.
+    """
+    if sys.stdin is None:  # as Python has it
+        raise click.ClickException("stdin is closed: there is nothing to read")
+    return sys.stdin
+
+
+def open_bytes(path: str) -> BinaryIO:
+    """A file to read, or stdin for "-", which `close_bytes` leaves open.
+
+    Raises:
+        click.ClickException: stdin is closed.
+    """
+    return stdin().buffer if path == "-" else open(path, "rb")
+
+
+def close_bytes(file: BinaryIO) -> None:
+    """Give back what `open_bytes` opened."""
+    if sys.stdin is None or file is not sys.stdin.buffer:
+        file.close()
 
 
 def print_json(value: Any) -> None:

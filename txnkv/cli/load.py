@@ -9,7 +9,6 @@ Files are streams of Arrow batches; text is read by `text_sources`.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,9 @@ from txnkv.cli import parsing
 from txnkv.cli.command_group import stopping, words
 from txnkv.cli.console import (
     bar,
+    close_bytes,
     json_option,
+    open_bytes,
     plural,
     rate,
     store_argument,
@@ -414,7 +415,7 @@ class ArrowSource:
 
     def __init__(self, path: str) -> None:
         self.name = path if path != "-" else "stdin"
-        self._raw: Any = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        self._raw = open_bytes(path)
         self.total: int | None = None
         self.position = 0
         try:
@@ -445,8 +446,7 @@ class ArrowSource:
 
     def close(self) -> None:
         """Give the file back."""
-        if self._raw is not sys.stdin.buffer:
-            self._raw.close()
+        close_bytes(self._raw)
 
 
 SUFFIXES: Final = {

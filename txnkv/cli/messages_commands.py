@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,8 @@ from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import (
     bar,
+    close_bytes,
+    open_bytes,
     partitions_option,
     plural,
     rate,
@@ -154,11 +155,11 @@ def _messages(files: Sequence[str], parse: Parse) -> Iterator[Lines]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[BinaryIO]:
-    if name == "-":
-        yield sys.stdin.buffer
-        return
-    with open(name, "rb") as file:
+    file = open_bytes(name)
+    try:
         yield file
+    finally:
+        close_bytes(file)
 
 
 def _send_all(

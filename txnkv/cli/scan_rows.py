@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from txnkv.cli.console import (
     plural,
     print_grid,
     snapshot_option,
+    stdin,
     stdout,
     store_argument,
     table_argument,
@@ -119,7 +119,7 @@ def query(
         raise click.ClickException(
             "txnkv query needs DuckDB: pip install 'txnkv[duckdb]'"
         ) from None
-    text = sys.stdin.read() if sql == "-" else sql
+    text = stdin().read() if sql == "-" else sql
     with txnkv.connect(store, create=False, read_only=True) as client, duckdb.connect() as duck:
         with given():
             when = None if at is None else client.timestamp_of(parsing.snapshot(at))

@@ -5,7 +5,6 @@ of it.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from txnkv.cli.console import (
     json_option,
     json_text,
     json_value,
+    open_bytes,
     plural,
     print_grid,
     print_json,
@@ -339,7 +339,7 @@ def insert(
             with given():
                 parsed = iter(list(_json_rows(rows, "row", found.schema)))
         else:
-            parsed = _json_rows(sys.stdin.buffer, "line", found.schema)
+            parsed = _json_rows(open_bytes("-"), "line", found.schema)
         with stopping(lambda: "nothing was written"), client.transaction(timeout=None) as txn:
             session = txn.new_session()
             write: Callable[[Any, Any], None] = getattr(session, op)

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from csv import reader as read_lines
 from dataclasses import dataclass
 from json import dumps, loads
-from typing import IO, Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 from pyarrow import csv, json
 
 from txnkv.cli.command_group import csv_words, json_words, mixed_column
-from txnkv.cli.console import objects
+from txnkv.cli.console import close_bytes, objects, open_bytes
 from txnkv.cli.message_lines import parse_json, taker
 from txnkv.core import (
     JSON,
@@ -70,7 +69,7 @@ class TextFile(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._raw: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        self._raw = open_bytes(path)
         self.total = _length(self._raw)
         self.consumed, self._pushed = 0, b""
         self._inflate: Any = None
@@ -112,9 +111,8 @@ class TextFile(io.RawIOBase):
         return self._decoded(wanted)
 
     def close(self) -> None:
-        raw = getattr(self, "_raw", sys.stdin.buffer)  # it may not have been opened
-        if not self.closed and raw is not sys.stdin.buffer:
-            raw.close()
+        if not self.closed and hasattr(self, "_raw"):  # it may not have been opened
+            close_bytes(self._raw)
         super().close()
 
 
@@ -132,7 +130,7 @@ class _Raw(io.RawIOBase):
         return self._file._take(BLOCK if n is None or n < 0 else n)
 
 
-def _length(raw: IO[bytes]) -> int | None:
+def _length(raw: BinaryIO) -> int | None:
     with suppress(OSError):
         if os.path.isfile(raw.fileno()):
             return os.fstat(raw.fileno()).st_size
