@@ -35,7 +35,9 @@ def test_tables_are_made_and_dropped(tmp_path, run, fail, misuse):
     assert run("create", store, "t", *options, "--exists-ok", "--json").json == {
         "name": "t", "made": False, "tablets": 3,
     }  # fmt: skip
-    assert "'t'" in fail("create", store, "t", *options)
+    assert "'t' already: take another name, or pass --exists-ok" in fail(
+        "create", store, "t", *options
+    )
     other = ["--schema", "id:int64", *options[2:]]
     assert "it has a column 'n'" in fail("create", store, "t", *other, "--exists-ok")
     assert "drop t with 0 rows? Say --yes" in misuse("drop", store, "t")
@@ -83,6 +85,20 @@ def test_topics_are_made_and_dropped(store, run, fail, misuse):
         "there is no events\n"
     )
     assert "Missing argument 'STORE'" in misuse("topics")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--partitions", 100_000, "1 to 1024 partitions"),
+        ("--retention-seconds", "nan", "not nan"),
+        ("--value-schema", "id:nope", "'nope' is not a column type"),
+    ],
+)
+def test_a_topics_option_that_is_wrong(option, value, words, store, run, misuse):
+    assert words in misuse("topics", "create", store, "e", option, value)
+    run("topics", "create", store, "e")
+    assert words in misuse("topics", "alter", store, "e", option, value)
 
 
 def test_rows_are_shown_by_their_keys(sales, run, invoke, misuse):

@@ -162,7 +162,8 @@ def words(error: BaseException) -> str:
         return "what is given is nested too deeply"
     if isinstance(error, OverflowError):  # Python's dates end where those of tables do not
         return f"{error}; `txnkv scan --json` shows dates and times of any year"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = str(error).replace("exists_ok=True", "--exists-ok")
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _is_no_store(text: str) -> bool:

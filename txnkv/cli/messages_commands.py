@@ -109,9 +109,10 @@ def _target(
     except TopicNotFoundError as error:
         if partitions is None:
             raise ValueError(f"{error}; or give --partitions N to make it") from None
-    return client.create_topic(
-        name, partitions=partitions, exists_ok=True, **topic_arguments(**options)
-    )
+    with given():
+        return client.create_topic(
+            name, partitions=partitions, exists_ok=True, **topic_arguments(**options)
+        )
 
 
 def _parser(

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import parsing
+from txnkv.cli.command_group import given
 from txnkv.cli.console import (
     confirm,
     duration,
@@ -69,9 +70,10 @@ def create(
     """Make TOPIC, and the store when it is missing."""
     with txnkv.connect(store) as client:
         there = topic in client.topics()
-        client.create_topic(
-            topic, partitions, exists_ok=exists_ok, **parsing.topic_arguments(**options)
-        )
+        with given():
+            client.create_topic(
+                topic, partitions, exists_ok=exists_ok, **parsing.topic_arguments(**options)
+            )
     tell(
         as_json,
         {"name": topic, "made": not there, "partitions": partitions},
@@ -98,7 +100,8 @@ def alter(store: str, topic: str, partitions: int | None, as_json: bool, **optio
         raise click.UsageError("nothing to change: give one of the options")
     with txnkv.connect(store, create=False) as client:
         altered = client.topic(topic)
-        now = {**altered.alter(partitions, **changes), "partitions": altered.partitions}
+        with given():
+            now = {**altered.alter(partitions, **changes), "partitions": altered.partitions}
         codec = altered.info.options.codec
     if as_json:
         columns = None if codec is None else _column_types(codec.schema)
