@@ -57,6 +57,12 @@ def test_it_tells_who_holds_up_whom(busy, store, run):
         assert part in shown
 
 
+def test_a_terminal_that_draws_nothing_gets_one_look(busy, store, run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "events/0 @1" in run("top", store, "--interval", 0.2).out
+
+
 def test_processes_tell_their_numbers_while_somebody_watches(busy, store, run, until):
     client, holder = busy
     files = store / "runtime"

@@ -65,15 +65,15 @@ def top(store: str, interval: float, once: bool, as_json: bool) -> None:
     """Show a store as it lives, until Ctrl-C: who holds up whom, rates, latencies, lag, sizes.
 
     Rates and latencies are those of all processes that have the store open to write; each tells
-    them, while somebody watches, once a second. Without a terminal, or with --json, it looks
-    twice and ends.
+    them, while somebody watches, once a second. Without a terminal (TERM=dumb is none), or with
+    --json, it looks twice and ends.
     """
     require_folder(store, "a store is watched", "top")
     with txnkv.connect(store, create=False, read_only=True) as client:
         looks = views(client, interval)
         next(looks)
         console = out()
-        if as_json or once or not console.is_terminal:
+        if as_json or once or not console.is_terminal or console.is_dumb_terminal:
             time.sleep(max(0.0, 1.5 - interval))  # until the others have told something
             next(looks)
             view = next(looks)
