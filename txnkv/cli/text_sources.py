@@ -24,6 +24,7 @@ from pyarrow import csv, json
 from txnkv.cli.command_group import csv_words, json_words, mixed_column
 from txnkv.cli.console import close_bytes, objects, open_bytes
 from txnkv.cli.message_lines import parse_json, taker
+from txnkv.cli.text_numbers import is_whole, replaced, with_codes, with_whole_numbers
 from txnkv.core import (
     JSON,
     UUID,
@@ -148,7 +149,7 @@ def storable(schema: pa.Schema) -> pa.Schema:
 
 def _storable_field(field: Any) -> Any:
     if pa.types.is_null(element_type(field.type)):
-        return pa.field(field.name, _replaced(field.type, pa.string()))
+        return pa.field(field.name, replaced(field.type, pa.string()))
     if pa.types.is_time(field.type):
         return pa.field(field.name, pa.time64("us"), field.nullable)
     try:
@@ -161,45 +162,6 @@ def _require_once(names: Sequence[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
             raise ValueError(f"it has column {name!r} twice")
-
-
-def _with_whole_numbers(
-    found: pa.Table, texts: Callable[[Any], Any], read: Callable[[Any], Any]
-) -> pa.Schema:
-    """The types inferred, with uint64 for whole numbers beyond int64: Arrow makes doubles of them.
-
-    Args:
-        found: the values.
-        texts, read: read a column again, as its numbers are written and in another type.
-
-    Raises:
-        ValueError: neither int64 nor uint64 holds all of a column.
-    """
-    schema = found.schema
-    for at, field in enumerate(schema):
-        if not _has_large(found.column(at)):
-            continue
-        written = texts(field.with_type(pa.string()))
-        if pc.any(pc.match_substring_regex(written, "(?i)[.e]|nan|inf")).as_py():
-            continue  # reals, and no digits lost that a double has
-        schema = schema.set(at, field.with_type(_replaced(field.type, pa.uint64())))
-        try:
-            read(schema.field(at))
-        except ValueError:
-            raise ValueError(
-                f"column {field.name!r} has whole numbers that neither int64 nor uint64 holds all: "
-                "--schema says what they are, as decimal128(38, 0), or float64, which rounds them"
-            ) from None
-    return schema
-
-
-def _has_large(column: pa.ChunkedArray) -> bool:
-    """Return True for doubles, or lists of them, that may be whole numbers with digits lost."""
-    while pa.types.is_list(column.type):
-        column = pc.list_flatten(column)
-    if not pa.types.is_float64(column.type):
-        return False
-    return (pc.max(pc.abs(column.filter(pc.is_finite(column)))).as_py() or 0) >= 1 << 53
 
 
 class _TextSource:
@@ -254,12 +216,15 @@ class CsvSource(_TextSource):
             raise ValueError(csv_words(str(error), [])) from error
         if found.num_rows == 0:
             raise ValueError("there are no rows to infer the types from: give --schema")
+        _require_once(found.column_names)
+        whole = [name for name in found.column_names if is_whole(found[name])]
+        if whole:
+            found = with_codes(found, self._read_head(head, dict.fromkeys(whole, pa.string())))
 
         def again(field: Any) -> pa.ChunkedArray:
             return self._read_head(head, {field.name: field.type}).column(0)
 
-        _require_once(found.column_names)
-        return storable(_with_whole_numbers(found, again, again))
+        return storable(with_whole_numbers(found, again, again))
 
     def _read_head(self, head: bytes, types: dict[str, pa.DataType] | None = None) -> pa.Table:
         """Read the columns of these types; all, where none are given, in those that fit."""
@@ -416,7 +381,7 @@ class JsonSource(_TextSource):
         def again(*fields: Any) -> pa.Table:
             return self._read(head, pa.schema(fields), 0, unexpected="ignore")
 
-        found = _with_whole_numbers(values, texts, again)
+        found = with_whole_numbers(values, texts, again)
         times = [field for field in found if pa.types.is_timestamp(element_type(field.type))]
         if times:
             # The reader passes over time zones: whether there are some shows in the text.
@@ -548,7 +513,7 @@ def _wire(field: Any) -> Any:
     elif pa.types.is_binary(kind) or pa.types.is_time(kind) or _csv_type(kind) != kind:
         kind = pa.string()
     elif pa.types.is_timestamp(element_type(kind)):
-        kind = _replaced(kind, pa.string())
+        kind = replaced(kind, pa.string())
     return pa.field(field.name, kind)
 
 
@@ -583,16 +548,10 @@ def _unwired(column: pa.Array, field: Any) -> pa.Array:
 def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
     """Times without a zone, or all of them with one; text where they are mixed."""
     for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        kind = _replaced(inferred, time)
+        kind = replaced(inferred, time)
         try:
             pc.cast(texts, kind)
         except pa.ArrowInvalid:
             continue
         return kind
     return texts.type
-
-
-def _replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
-    """The type with another one for what its lists hold."""
-    inner = getattr(kind, "value_type", None)
-    return element if inner is None else pa.list_(_replaced(inner, element))
