@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -17,6 +18,31 @@ from tests import internals
 def test_run_returns_the_result(client: txnkv.Client, table: txnkv.Table) -> None:
     assert client.run(lambda txn: txn.insert(table, (1, None)) or "done") == "done"
     assert table.count() == 1
+
+
+async def _coroutine(txn: txnkv.Transaction) -> None:
+    txn.insert("t", (1, None))
+
+
+def _generator(txn: txnkv.Transaction) -> Iterator[None]:
+    txn.insert("t", (1, None))
+    yield
+
+
+async def _both(txn: txnkv.Transaction) -> AsyncIterator[None]:
+    txn.insert("t", (1, None))
+    yield
+
+
+@pytest.mark.parametrize("fn", [_coroutine, _generator, _both])
+def test_run_refuses_what_has_not_run(
+    client: txnkv.Client, table: txnkv.Table, fn: Callable[[txnkv.Transaction], Any]
+) -> None:
+    """An `async def` committed nothing, in silence."""
+    begun: list[txnkv.Transaction] = []
+    with pytest.raises(TypeError, match=f"{fn.__name__} gave a .*generator|coroutine.*txnkv.aio"):
+        client.run(lambda txn: begun.append(txn) or fn(txn))
+    assert [txn.state for txn in begun] == [txnkv.TxnState.ABORTED]
 
 
 def test_run_tries_again_what_is_retriable(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txnkv.client.table import Table
@@ -323,6 +324,22 @@ class Attempts:
         self._hold.release()
 
 
+def _require_done(result: Any) -> None:
+    """Refuse the result of a function that has done nothing yet, before its transaction commits.
+
+    Raises:
+        TypeError: it is a coroutine or a generator.
+    """
+    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        if not isinstance(result, AsyncGeneratorType):
+            result.close()  # it is not missed, then
+        raise TypeError(
+            f"run calls a function that has done its work when it returns; {result.__qualname__} "
+            f"gave a {type(result).__name__}, of which nothing has run. Nothing was committed: "
+            "take a plain function, or the client of txnkv.aio for an `async def`"
+        )
+
+
 def has_committed(outcome: Callable[[int], TxnState], unknown: CommitOutcomeUnknownError) -> bool:
     """Ask how the transaction has ended whose commit broke off.
 
@@ -353,6 +370,7 @@ def run(
         try:
             with txn:
                 result = fn(txn)
+                _require_done(result)
                 returned = True
             return result
         except CommitOutcomeUnknownError as error:

@@ -367,7 +367,7 @@ class Client(Connection, Closing):
         A retry keeps the age of the first attempt; after two conflicts others wait for it.
 
         Args:
-            fn: does the work with the transaction that it gets; may run several times.
+            fn: works with the transaction it gets, perhaps several times; not an `async def`.
             attempts: how often at most; None for any number.
             deadline: seconds from now after which no other attempt begins; None for never. One
                 that runs goes on: its own bound is its timeout.
