@@ -163,6 +163,26 @@ def test_refused(client: txnkv.Client, goods: txnkv.Table, data: Any, words: str
     assert [row["id"] for row in goods.scan()] == [50]
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (["x", 5], "5 is a int, 'x' is a str"),
+        ([None, [1], 5], "5 is a int, .1. is a list"),
+        ([["x"], [5]], "list; convert it first .Could not"),
+    ],
+)
+def test_mixed_objects_of_pandas(
+    client: txnkv.Client, goods: txnkv.Table, column: list[Any], words: str
+) -> None:
+    """They were pyarrow's own error, or said to have no names of columns."""
+    frame = pandas.DataFrame({"id": range(len(column)), "s": column})
+    with pytest.raises(txnkv.SchemaError, match=f"column 's' has no one type: .*{words}"):
+        client.new_session().write(goods, frame)
+    topic = client.create_topic("events")
+    with pytest.raises(txnkv.SchemaError, match=words):
+        client.new_session().send_batch(topic, frame.rename(columns={"s": "value"}))
+
+
 def test_a_column_twice(client: txnkv.Client, goods: txnkv.Table) -> None:
     data = pa.table([pa.array([1]), pa.array([2])], names=["id", "id"])
     with pytest.raises(txnkv.SchemaError, match="twice"):

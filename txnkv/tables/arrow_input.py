@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ def open_stream(data: Any, call: str = "write") -> tuple[pa.Schema, Iterator[pa.
 
     Raises:
         TypeError: it has none.
+        SchemaError: it is of pandas, and a column has values of no one type.
     """
     schema, batches = _opened(data, call)
     plain = schema
@@ -74,7 +76,9 @@ def _opened(data: Any, call: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if hasattr(data, "__arrow_c_array__"):
             batch = pa.record_batch(data)
             return batch.schema, iter([batch])
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        if found := re.match(_OF_COLUMN, str(error.args[-1])):
+            raise SchemaError(_mixed(data, found["column"], str(error.args[0]))) from None
         raise TypeError(
             f"{call} takes tables, with a name for each column; this {type(data).__name__} is "
             f"none: {error}"
@@ -83,6 +87,17 @@ def _opened(data: Any, call: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         f"{call} takes Arrow data (pyarrow, pandas, polars, or an object with __arrow_c_stream__), "
         f"not {type(data).__name__}; {_ONE[call]}"
     )
+
+
+_OF_COLUMN: Final = r"Conversion failed for column (?P<column>.*) with type"
+
+
+def _mixed(frame: Any, name: str, why: str) -> str:
+    """Say of which types the values of a column of pandas are."""
+    column = frame.iloc[:, list(map(str, frame.columns)).index(name)]
+    firsts = {type(value).__name__: value for value in reversed(column.dropna().tolist())}
+    told = ", ".join(f"{value!r:.40} is a {kind}" for kind, value in sorted(firsts.items()))
+    return f"column {name!r} has no one type: {told}; convert it first ({why})"
 
 
 class Normaliser:

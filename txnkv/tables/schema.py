@@ -452,14 +452,15 @@ def _converted(kind: pa.DataType, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _complaint(kind: pa.DataType) -> _Complaint | None:
-    """Return the function that finds values which pyarrow would take for this type, and change
-    without a word; None when there are none.
-    """
+    """Return what finds values that pyarrow would change in silence, or refuse in its own words."""
     is_a = pa.types
     if is_a.is_integer(kind):
         return _of_type(lambda value: isinstance(value, bool) or not hasattr(value, "__index__"))
-    if is_a.is_string(kind) or kind == JSON:
+    if kind == JSON:
         return _of_type(lambda value: isinstance(value, bytes | bytearray | memoryview))
+    if is_a.is_string(kind) or is_a.is_binary(kind):
+        texts = _TEXTS if is_a.is_string(kind) else _BYTES
+        return _of_type(lambda value: not isinstance(value, texts))
     if is_a.is_date(kind):
         return _no_date
     if is_a.is_time(kind):
@@ -486,6 +487,8 @@ def _of_type(unfit: Callable[[Any], bool]) -> _Complaint:
     return lambda value: f"{value!r} is a {type(value).__name__}" if unfit(value) else None
 
 
+_TEXTS: Final = str | pa.Scalar
+_BYTES: Final = _TEXTS | bytes | bytearray | memoryview
 _TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
