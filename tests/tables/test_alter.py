@@ -357,7 +357,7 @@ EVOLVED: list[tuple[txnkv.Schema, str]] = [
     (schema_with(c=NEW, a="int64?"), "its column 'a' is string?, not int64?"),
     (
         txnkv.Schema({"id": "int64", "c": "int8?", "a": "string?", "b": SCHEMA.columns["b"]}, "id"),
-        "its columns are in the order id, a, b, c",
+        "new columns come behind those that it has: give them in the order id, a, b, c",
     ),
 ]
 

@@ -126,6 +126,15 @@ class TableEngine(Tables):
 
         def change(present: Schema) -> Schema:
             made = evolved(present, schema)
+            if (
+                made is not present
+                and set(made.names) == set(schema.names)
+                and (made.names != schema.names)
+            ):
+                raise TableExistsError(
+                    f"there is a table {name!r} already, and new columns come behind those that it "
+                    f"has: give them in the order {', '.join(made.names)}"
+                )
             replace(found, schema=made).require_alike(schema, partitioning)
             return made
 
