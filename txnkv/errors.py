@@ -185,7 +185,7 @@ class RowErrors(TxnkvError):
             return "the others are in the transaction, which is still open"
         if any(error.op == "create_index" for error in self.errors):
             return "and no index was made"
-        return "the others stand"
+        return "any others stand"
 
     def __reduce__(self) -> tuple[type[RowErrors], tuple[object, ...]]:
         return (RowErrors, (self.errors, self.count, self.txn_id, self.rolled_back))
