@@ -76,9 +76,11 @@ class Writer:
         )
         return coordinator.write_open(row)
 
-    def append(self, row: TxnRow, *texts: str, number: int = 0) -> list[int]:
+    def append(
+        self, row: TxnRow, *texts: str, number: int = 0, key: bytes | None = None
+    ) -> list[int]:
         """Messages of an open transaction; the offset of the first, if they have any yet."""
-        batch = _batch(texts, row.txn_id, decided=False, timestamp=None)
+        batch = _batch(texts, row.txn_id, decided=False, timestamp=None, key=key)
         partition, attempt = self.partitions[number], AppendAttempt()
         append(self.engine, row, partition, [batch], attempt)
         return [attempt.at] if partition.side is None and attempt.at is not None else []
@@ -119,7 +121,16 @@ class Writer:
             )
 
 
-def _batch(texts: Sequence[str], txn_id: int, *, decided: bool, timestamp: int | None) -> bytes:
-    messages = pa.record_batch({"value": pa.array([text.encode() for text in texts], pa.binary())})
+def _batch(
+    texts: Sequence[str],
+    txn_id: int,
+    *,
+    decided: bool,
+    timestamp: int | None,
+    key: bytes | None = None,
+) -> bytes:
+    values = pa.array([text.encode() for text in texts], pa.binary())
+    keys = pa.array([key] * len(texts), pa.binary())
+    messages = pa.record_batch({"key": keys, "value": values})
     at = now_micros() if timestamp is None else timestamp
     return core.encode_batch(messages, timestamp=at, txn_id=txn_id, decided=decided)

@@ -15,6 +15,7 @@ Before it does, it looks whether they still agree:
     the source has given up its beginning   so does the follower; if it is behind, it begins anew
     the source was truncated                so is the follower, to the last batch that is the same
     a batch lies over an end or a start     the follower goes back to where the source's begins
+    what is open here was left out there    the follower goes back to before it, or begins anew
 
 A subscription on a copy keeps its place, also when the copy is truncated: messages that come at
 offsets it has deleted are not delivered to it. Consumers have no place of their own and are told.
@@ -34,7 +35,7 @@ from txnkv.core import BatchHeader, walk
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
 from txnkv.topics.log import declare_places, whole
-from txnkv.topics.read import READ_UNCOMMITTED, FetchResult, bounds, fetch
+from txnkv.topics.read import READ_UNCOMMITTED, FetchResult, bounds, fetch, look_at
 from txnkv.topics.topics import Partition, Topics
 
 declare_fault_point("follow.put", "fetched batches are in a copy's log, durable")
@@ -180,17 +181,26 @@ class Follower:
 
     def _gone(self, offset: int, low: int) -> Iterator[int]:
         """First offsets of transactions that are open in the copy at an offset, and that the source
-        lacks: key compaction leaves them out with their ends.
+        lacks: key compaction leaves them out with their ends. Of those that began below the start
+        of the source, where only its state tells, that start.
         """
         with self._copy.environment.read() as txn:
             log = self._copy.log
             at_end = offset == log.end(txn)
             found = log.open_transactions(txn) if at_end else log.open_at(txn, offset)
-        for each in found:
-            if each.first_offset >= low:
-                theirs = self._fetch(each.first_offset, _ONE).records
-                if walk(theirs)[0][1].txn_id != each.txn_id:
-                    yield each.first_offset
+        for txn_id, first, _ in found:
+            theirs = self._fetch(max(first, low), _ONE).records
+            if walk(theirs)[0][1].txn_id == txn_id:
+                continue
+            if first >= low:
+                yield first
+            elif self._opened_there(offset).get(txn_id, offset) > first:
+                yield self._edge(low)
+
+    def _opened_there(self, offset: int) -> dict[int, int]:
+        """First offsets, by id, of transactions that are open in the source at an offset."""
+        found = look_at(self._source, self._origin, lambda view: view.open_at(offset))
+        return {each.txn_id: each.first_offset for each in found}
 
     def _batch_at(self, offset: int) -> tuple[int, bytes]:
         """Return where the source's batch begins that holds an offset, or that is to come there;

@@ -10,7 +10,7 @@ topic_planner   reads of many processes, in such ranges
 
 from txnkv.topics.read import pinned_range
 from txnkv.topics.read.commit_reader import CommitReader, TransactionOrder, torn_before
-from txnkv.topics.read.log_view import Bounds, bounds, offset_for_time
+from txnkv.topics.read.log_view import Bounds, bounds, look_at, offset_for_time
 from txnkv.topics.read.offset_reader import (
     FETCH_BYTES,
     HELD_BYTES,

@@ -41,6 +41,7 @@ from txnkv.storage import StaleHandleError, lengthy
 from txnkv.topics.log import (
     Buffer,
     CommitEntry,
+    OpenTxn,
     behind,
     first_length,
     first_not_older,
@@ -163,6 +164,10 @@ class LogView:
                 f"[{self.start}, {self.high_watermark}): begin at one of these, as at the "
                 f"{'earliest' if offset < self.start else 'latest'}"
             )
+
+    def open_at(self, offset: int) -> list[OpenTxn]:
+        """Transactions that the batches below an offset, at which one begins, leave open."""
+        return self._log.open_at(self._txn, offset) if self._txn is not None and self.end else []
 
     @property
     def rewritten(self) -> int:
