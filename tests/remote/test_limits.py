@@ -16,7 +16,7 @@ import pytest
 
 import txnkv
 import txnkv.aio
-from tests.remote.conftest import SCHEMA
+from tests.remote.conftest import SCHEMA, Wire
 from tests.remote.test_faults import _until
 from txnkv.remote import unpack
 from txnkv.remote.channel import _Broken
@@ -134,6 +134,28 @@ def test_a_request_whose_answer_was_given_up_is_not_done_again(
     with pytest.raises(txnkv.CommitOutcomeUnknownError):
         guest.answer_of(1, asked=True, known=True)
     assert guest.answer_of(1002, asked=True, known=True)[1]  # it had not arrived
+
+
+def test_a_client_that_closes_asks_a_server_that_hangs_no_more(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for three tries of a flush behind it, each as long as its patience."""
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.01)
+    wire = Wire(serve().port)
+    client = txnkv.connect(wire.address, keepalive_time=2.0)
+    table, session = client.table("t"), client.new_session("auto_background")
+    asked, answers = list[bytes](), client.channel._answers
+    monkeypatch.setattr(
+        client.channel, "_answers", lambda request: asked.append(request) or answers(request)
+    )
+    wire.answers = False
+    session.insert(table, (1, ""))
+    _until(lambda: bool(asked))
+    client.close()
+    assert len(asked) == 1
+    with pytest.raises(txnkv.CommitOutcomeUnknownError):
+        session.close()
+    wire.close()
 
 
 def test_a_reader_takes_no_names(store: txnkv.Client, serve: Serve, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class Channel:
         self.changes = 0  # of tables, that errors told of
         self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closing = self._closed = False
 
     # -- calls -------------------------------------------------------------------------
 
@@ -297,6 +297,7 @@ class Channel:
         words = f"the server at {self.address} does not answer: {broken}"
         if not broken.arrived and tries == 1:
             raise self._unreachable(broken, f"{words}. Nothing was done; try again") from None
+        tries = _TRIES if self.closing else tries  # nobody waits for more
         if again and (broken.late or tries >= 2):
             raise UnavailableError(f"{words}. Nothing was changed; try again") from None
         if tries >= _TRIES:

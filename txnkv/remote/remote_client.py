@@ -154,10 +154,11 @@ class RemoteClient(RemoteHandle, Client):
         if not self._channel.closed:
             close_producers(self)
             self.is_open = False
-            for session in list(self.sessions):
-                session.look_anew(self)
             if "committer" in self.__dict__:
                 self.committer.close()
+            self._channel.closing = True
+            for session in list(self.sessions):
+                session.look_anew(self)  # waits for its request
             if "pool" in self.__dict__:
                 self.pool.shutdown()
             self._channel.close()
