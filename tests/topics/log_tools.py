@@ -38,6 +38,19 @@ def data(
     return core.encode_batch(messages, timestamp=time, txn_id=txn, decided=decided)
 
 
+def piece(
+    value: bytes, number: int, of: int, *, txn: int = 1, id: int = 5, key: bytes | None = None
+) -> bytes:
+    """A piece of a large message."""
+    columns: dict[str, Any] = {"value": pa.array([value], pa.binary())}
+    if key is not None:
+        columns["key"] = pa.array([key], pa.binary())
+    return core.encode_batch(
+        pa.record_batch(columns), timestamp=1000 + number, txn_id=txn,
+        chunk=core.Chunk(id, number, of, 100),
+    )  # fmt: skip
+
+
 def marker(
     kind: ControlType, txn: int = 0, *, mark: int = 0, time: int = 1000, offsets: int = 1
 ) -> bytes:

@@ -14,12 +14,11 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
+from tests.topics.log_tools import ABORT, COMMIT, data, marker, piece, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.client.consumer import MESSAGE_COLUMNS
-from txnkv.core import Chunk
 from txnkv.topics import waiting
 from txnkv.topics.log.log_state import LOG
 from txnkv.topics.write import roll_forward
@@ -496,18 +495,6 @@ def test_a_forked_child_goes_on(client: txnkv.Client, topic: Any) -> None:
 
 
 # -- large messages --------------------------------------------------------------------
-
-
-def piece(
-    value: bytes, number: int, of: int, *, txn: int = 1, id: int = 5, key: bytes | None = None
-) -> bytes:
-    columns: dict[str, Any] = {"value": pa.array([value], pa.binary())}
-    if key is not None:
-        columns["key"] = pa.array([key], pa.binary())
-    return core.encode_batch(
-        pa.record_batch(columns), timestamp=1000 + number, txn_id=txn,
-        chunk=Chunk(id, number, of, 100),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

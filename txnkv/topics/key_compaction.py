@@ -143,7 +143,7 @@ class _Large:
 
     Attributes:
         ends: their last offsets, by the first.
-        begun: first offsets of those whose end lies behind it.
+        begun: offsets of pieces of those whose end lies behind it.
         open: transactions that end behind it.
         gone: ids of those that go.
     """
@@ -230,7 +230,7 @@ class _Pass:
         last, large = self._last, self._large
         for rows in reader.batches(upto):
             self._check()
-            large.ends |= {first: end for end, first in reader.large.items()}
+            large.ends |= {pieces[0]: end for end, pieces in reader.large.items()}
             last.note(rows)
             seen = rows.column("offset")[-1].as_py() + 1
             is_full = len(last) > _MOST_KEYS or last.nbytes > _MOST_BYTES

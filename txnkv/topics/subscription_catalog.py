@@ -329,6 +329,17 @@ def letters_alike(cur: apsw.Cursor, topic: TopicInfo) -> list[TopicInfo]:
     return [each for each in found if each is not None and each.options.values == there]
 
 
+def look_again(cur: apsw.Cursor, subscription_id: int) -> None:
+    """Have consumers read from the cursors on where nothing is leased: what goes with messages that
+    are deleted, and is not, keeps no cursor for ever.
+    """
+    cur.execute(
+        "UPDATE cursors SET dispatched = mark_delete WHERE subscription_id = ?1 AND partition_id "
+        "NOT IN (SELECT partition_id FROM leases WHERE subscription_id = ?1)",
+        (subscription_id,),
+    )
+
+
 def _begin_anew(cur: apsw.Cursor, id: int) -> None:
     """Whatever was delivered and not deleted is delivered again, from the cursors on."""
     cur.execute("DELETE FROM leases WHERE subscription_id = ?", (id,))

@@ -126,7 +126,8 @@ CREATE TABLE leases (                      -- delivered, not deleted
     subscription_id  INTEGER NOT NULL,
     partition_id     INTEGER NOT NULL,
     message          INTEGER NOT NULL,     -- its offset
-    first            INTEGER NOT NULL,     -- from here on there is no other message before it
+    first            INTEGER NOT NULL,     -- from here on there is no other message before it;
+                                           -- below 0: -1 - the offset of its first piece, alone
     deliveries       INTEGER NOT NULL,
     slot             INTEGER,              -- of the process that has it; NULL: nobody
     start            INTEGER,

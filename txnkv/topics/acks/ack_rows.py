@@ -78,13 +78,7 @@ class Cursor:
 
 def load_cursors(cur: apsw.Cursor, subscription_id: int) -> dict[int, Cursor]:
     """The cursors of a subscription, by partition id."""
-    found = {
-        partition_id: Cursor(mark)
-        for partition_id, mark in cur.execute(
-            "SELECT partition_id, mark_delete FROM cursors WHERE subscription_id = ?",
-            (subscription_id,),
-        )
-    }
+    found = {id: Cursor(mark) for id, mark in marks(cur, subscription_id).items()}
     for partition_id, first, last in cur.execute(
         "SELECT partition_id, first, last FROM acked_ranges WHERE subscription_id = ? "
         "ORDER BY partition_id, first",
@@ -507,14 +501,15 @@ def apply_pending(cur: apsw.Cursor, store: Store, txn_id: int) -> None:
 def delete_leased(
     cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
 ) -> None:
-    """[first, last) is deleted, with its leases, and with what is no message before them."""
+    """[first, last) is deleted, with its leases, and with what goes with them."""
     gone: list[Any] = cur.execute(
         "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message >= ? "
         "AND message < ? RETURNING first",
         (subscription_id, partition_id, first, last),
     ).fetchall()
-    first = min([first, *(low for (low,) in gone)])
-    delete(cur, subscription_id, partition_id, first, last)
+    first = min([first, *(low for (low,) in gone if low >= 0)])
+    for part in (first, last), *((~low, -low) for (low,) in gone if low < 0):
+        delete(cur, subscription_id, partition_id, *part)
 
 
 def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = True) -> None:

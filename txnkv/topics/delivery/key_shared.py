@@ -33,9 +33,9 @@ import apsw
 
 from txnkv.coordinator import one
 from txnkv.storage import KEY_SHARING, Store, clock
-from txnkv.topics.acks import ack_rows
+from txnkv.topics.acks import NONE, ack_rows
 from txnkv.topics.delivery.leases import LeaseReader, new_lease
-from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER
+from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER, Trail
 from txnkv.topics.messages import Message, key_hash, now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_catalog import DELAYED, Place
@@ -170,12 +170,12 @@ class _Waiting(NamedTuple):
     """A message of this consumer's part.
 
     Attributes:
-        begin: all from here to its offset, exclusive, is no other message's.
+        trail: what goes with it.
         hash: of its key.
     """
 
     message: Message
-    begin: int
+    trail: Trail
     hash: int
 
 
@@ -235,7 +235,7 @@ class KeySharedReader(LeaseReader):
                 for message in source.take():
                     hash = key_hash(message)
                     if hash in self._part:
-                        waiting.append(_Waiting(message, source.begin_of(message.offset), hash))
+                        waiting.append(_Waiting(message, source.trail_of(message.offset), hash))
                         room -= message.nbytes
             moved |= source.moved
         return moved
@@ -344,7 +344,7 @@ class KeySharedReader(LeaseReader):
             until = None
         elif until is None:
             place, until = self._place, self._until
-        new_lease(cur, self._info.id, id, (each.begin, message.offset), place, until)
+        new_lease(cur, self._info.id, id, each.trail, place, until)
         cur.execute(
             "UPDATE leases SET key_hash = ? WHERE subscription_id = ? AND partition_id = ? "
             "AND message = ?",
@@ -367,12 +367,11 @@ class KeySharedReader(LeaseReader):
         return offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1)
 
     def _gap(self, cur: apsw.Cursor, id: int, each: _Waiting) -> Ranges:
-        """Find what is no message before one that is deleted, and had no lease to go with."""
-        first, last = each.begin, each.message.offset
-        if first == last or last not in ack_rows.deleted_in(cur, self._info.id, id, last, last + 1):
-            return Ranges()
-        gap = Ranges([(first, last)])
-        return gap.minus(ack_rows.deleted_in(cur, self._info.id, id, first, last))
+        """Find what goes with a message that is deleted, and had no lease to go with."""
+        gap, at = each.trail.others, each.message.offset
+        if not gap or at not in ack_rows.deleted_in(cur, self._info.id, id, at, at + 1):
+            return NONE
+        return gap.minus(ack_rows.deleted_in(cur, self._info.id, id, *gap.span))
 
     def _is_blocked(self, cur: apsw.Cursor, each: _Waiting, shut: set[int]) -> bool:
         """Tell whether another has messages of a key, or some of them come before.

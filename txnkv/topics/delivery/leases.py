@@ -38,6 +38,7 @@ from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
     DeliveryReader,
     PartitionSource,
+    Trail,
     read_range,
     share_of,
 )
@@ -59,6 +60,7 @@ _NEAR: Final = 1000
 """Offsets between two messages that are still read together."""
 
 _BEYOND: Final = 1 << 63
+_NOBODY: Final = None, None, None
 _CLAIMED: Final = 500
 """Leases that are claimed anew at a time: how large their messages are shows later."""
 
@@ -338,16 +340,17 @@ class LeaseReader(DeliveryReader):
                 if blocked is None:
                     blocked = self._blocked_in(cur)
                 moved[id] = offset + 1
+                trail = source.trail_of(offset)
                 if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
-                    first = source.begin_of(offset)
-                    ack_rows.delete(cur, self._info.id, id, first, offset + 1)
+                    for first, last in trail.others:
+                        ack_rows.delete(cur, self._info.id, id, first, last)
                     continue
                 place, until = None, self._delay(message)
                 if offset in blocked.get(id, ()):
                     until = None
                 elif until is None:
                     place, until = self._place, self._until
-                new_lease(cur, self._info.id, id, (source.begin_of(offset), offset), place, until)
+                new_lease(cur, self._info.id, id, trail, place, until)
                 if place is not None and until is not None:
                     message.lease_end = until
                     found.append(message)
@@ -487,7 +490,7 @@ def _lease(
         "UPDATE leases SET slot = ?, start = ?, consumer = ?, until = ?, "
         "deliveries = deliveries + ? WHERE subscription_id = ? AND partition_id = ? "
         "AND message = ?",
-        (*(place or (None, None, None)), until, place is not None, id, partition_id, offset),
+        (*(place or _NOBODY), until, place is not None, id, partition_id, offset),
     )
 
 
@@ -495,25 +498,18 @@ def new_lease(
     cur: apsw.Cursor,
     id: int,
     partition_id: int,
-    at: tuple[int, int],
+    at: Trail,
     place: Place | None,
     until: int | None,
 ) -> None:
     """Add the lease of a message that was not delivered yet; without a place it is nobody's."""
-    first, offset = at  # see `PartitionSource.begin_of`
     cur.execute(
         "INSERT OR REPLACE INTO leases (subscription_id, partition_id, message, first, "
         "deliveries, slot, start, consumer, until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            id,
-            partition_id,
-            offset,
-            first,
-            int(place is not None),
-            *(place or (None, None, None)),
-            until,
-        ),
+        (id, partition_id, at.offset, at.first, place is not None, *(place or _NOBODY), until),
     )
+    for first, last in at.loose:
+        ack_rows.delete(cur, id, partition_id, first, last)
 
 
 _APART: Final = 200_000

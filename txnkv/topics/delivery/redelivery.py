@@ -5,7 +5,11 @@
 
 Between messages lie offsets that are none. They are noted as gaps while reading, and go with the
 ack beside them. The pieces of a large message are no gaps: they go with that message alone, or a
-cursor could come to stand in the middle of it.
+cursor could come to stand in the middle of it. With leases the first of them keeps the cursor, and
+others go as soon as the message is given, where messages lie between:
+
+    offset    F0  b  F1  m  c  F2      F: a message in three pieces; m: a marker, a gap
+    lease of  c: [m, c]    F: F0, F2 when it is acknowledged, F1 at once
 
 What a reader has taken for its consumer stays with it until it is given, whatever fails meanwhile.
 
@@ -24,11 +28,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
-from txnkv.topics.acks import Exclusive
+from txnkv.topics.acks import NONE, Exclusive
 from txnkv.topics.messages import Message
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import FETCH_BYTES, CommitReader, Ends, OffsetReader, bounds
@@ -43,6 +47,40 @@ FOR_EVER: Final = 1 << 62
 
 _BACK_BYTES: Final = 64 << 10
 """Bytes fetched at once where single messages are wanted again."""
+
+
+class Trail(NamedTuple):
+    """The offsets that go with a message: its other pieces, and gaps.
+
+    Attributes:
+        offset: of the message.
+        first: see `leases.first` in `topic_catalog`.
+        loose: they do not lie right before it, and go as soon as it is given.
+    """
+
+    offset: int
+    first: int
+    loose: Ranges
+
+    @property
+    def others(self) -> Ranges:
+        """All of them, without the message's own."""
+        first, last = self.first, self.offset
+        found = Ranges([(first, last) if first >= 0 else (~first, -first)])
+        found.update(self.loose)
+        return found
+
+
+def _trail(offset: int, pieces: Ranges, gaps: Ranges) -> Trail:
+    """Give a message its other pieces, and the gaps before it that nothing else took."""
+    loose = Ranges(pieces)
+    loose.update(gaps)
+    first, _ = loose.touching(offset, offset)
+    if pieces and (head := pieces.span[0]) < first:
+        loose.remove(head, head + 1)
+        return Trail(offset, ~head, loose)
+    loose.remove(first, offset)
+    return Trail(offset, first, loose)
 
 
 class PartitionSource:
@@ -72,11 +110,11 @@ class PartitionSource:
         self.share = max_bytes
         self._reader = OffsetReader(topics, partition, offset, isolation, max_bytes, skip_lost=True)
         self._ready: deque[Message] = deque()
-        self._begins: dict[int, int] = {}  # by offset, where no message lies right before it
+        self._trails: dict[int, Trail] = {}  # of messages that are ready, where there is more
         self._begin = offset
         self._seen = offset
-        self._large: dict[int, int] = {}  # offset of each, and of its first piece
-        self._undecided = Ranges()  # gaps, or pieces of large messages
+        self._pieces = Ranges()  # of large messages, in what was loaded last
+        self._begun = set[int]()  # those of messages that are not whole yet
         self._passed = Ranges()  # gaps behind which no message was seen yet; without a state
         self._isolation = isolation
         self.moved = False
@@ -103,62 +141,61 @@ class PartitionSource:
         loaded = reader.load(room=self.share)
         self.moved = reader.moved
         if not loaded:
-            self._pass(reader.position)
+            with self._lock:
+                self._look_at_pieces()
+                self._pass(reader.position)
             return False
-        self._large.update(reader.large)
         rows = reader.take(AHEAD)
-        self._begins = {}
         messages = self._topics.messages_of(self.partition, rows)
-        self._note([message.offset for message in messages])
-        self._ready.extend(messages)
-        self._pass(reader.position)
+        self._trails = {}
+        with self._lock:
+            self._look_at_pieces()
+            self._note([message.offset for message in messages])
+            self._ready.extend(messages)
+            self._pass(reader.position)
         return True
+
+    def _look_at_pieces(self) -> None:
+        """Know where the pieces of large messages are; those that come to nothing are gaps."""
+        large, begun = self._reader.large, self._reader.begun
+        found = begun.union(*large.values())
+        lost = Ranges.of(sorted(self._begun - found))
+        self._begun = begun
+        self._pieces = Ranges.of(sorted(found))
+        if lost:
+            self._gaps.update(lost)
 
     def _note(self, offsets: list[int]) -> None:
         """These messages follow, and what lies between them is none."""
         first, last = offsets[0], offsets[-1]
-        plain = not self._large and not self._reader.has_begun
-        with self._lock:
-            if plain and not self._passed and first == self._seen and _are_whole(offsets):
-                self._seen = last + 1
-                return
-            for offset in offsets:
-                begin, self._seen = self._seen, offset + 1
-                if not plain:
-                    self._undecided.add(begin, offset)
-                    piece = self._large.get(offset, offset)
-                    begin = piece if piece >= begin else offset
-                elif self._state is not None:
-                    self._state.gaps[self.partition.id].add(begin, offset)
-                if self._passed:
-                    behind = begin
-                    begin, _ = self._passed.touching(behind, behind)
-                    self._passed.remove(begin, behind)
-                if begin < offset:
-                    self._begins[offset] = begin
+        large, state, id = self._reader.large, self._state, self.partition.id
+        plain = not (self._pieces or self._passed)
+        if plain and first == self._seen and _are_whole(offsets):
+            self._seen = last + 1
+            return
+        for offset in offsets:
+            self._pass(offset)
+            self._seen = offset + 1
+            pieces = Ranges.of(large.get(offset, ())[:-1])
+            if state is None:
+                if pieces or self._passed:
+                    self._trails[offset] = _trail(offset, pieces, self._passed)
+                    self._passed = Ranges()
+            elif offset in state.cursors[id]:
+                state.gaps[id].update(pieces)  # it was acknowledged before
+            elif pieces:
+                state.pieces.setdefault(id, {})[offset] = pieces
 
     def _pass(self, upto: int) -> None:
-        """There is no message more up to here."""
-        with self._lock:
-            if self._seen < upto:
-                self._undecided.add(self._seen, upto)
-                self._seen = upto
-            if not self._reader.has_begun:
-                self._decide()
+        """There is no message up to here: what is no piece of one either is a gap."""
+        if self._seen < upto:
+            gap = Ranges([(self._seen, upto)])
+            self._gaps.update(gap.minus(self._pieces) if self._pieces else gap)
+            self._seen = upto
 
-    def _decide(self) -> None:
-        """No large message is under way: what is no message is a piece of one, or a gap."""
-        undecided, large = self._undecided, self._large
-        self._undecided, self._large = Ranges(), {}
-        state, id = self._state, self.partition.id
-        known = {} if state is None else state.pieces.setdefault(id, {})
-        for offset, begin in large.items():
-            pieces = Ranges([(begin, offset)])
-            pieces = pieces.minus(pieces.minus(undecided))
-            if pieces:
-                known[offset] = pieces
-                undecided.difference_update(pieces)
-        (self._passed if state is None else state.gaps[id]).update(undecided)
+    @property
+    def _gaps(self) -> Ranges:
+        return self._passed if self._state is None else self._state.gaps[self.partition.id]
 
     def again(self, first: int, last: int) -> Iterator[Message]:
         """Those of [first, last) that were given before."""
@@ -182,9 +219,9 @@ class PartitionSource:
         """The messages that are ready, in order."""
         return self._ready
 
-    def begin_of(self, offset: int) -> int:
-        """Return from where on there is no other message's before one that was ready last."""
-        return self._begins.get(offset, offset)
+    def trail_of(self, offset: int) -> Trail:
+        """Return what goes with a message that was ready last."""
+        return self._trails.get(offset) or Trail(offset, offset, NONE)
 
     def is_behind(self, offset: int) -> bool:
         """Tell whether this source began to read at or below an offset."""
@@ -201,13 +238,14 @@ class PartitionSource:
         if not self._ready and self._reader.position < offset:
             self._reader.seek(offset)
             self._seen = max(self._seen, offset)
+            self._begun, self._passed = set(), Ranges()
 
     def restart(self, offset: int) -> None:
         """Read from an offset on, wherever this was."""
         self._ready.clear()
         self._reader.seek(offset)
         self._begin = self._seen = offset
-        self._undecided, self._large, self._passed = Ranges(), {}, Ranges()
+        self._begun, self._passed = set(), Ranges()
 
 
 class CommitSource(PartitionSource):

@@ -300,6 +300,8 @@ class Subscriptions:
             provide_sharers(cur, self._store)
             remove_dead_sharers(cur, self._store, info.id)
             join_sharers(cur, info.id, place)
+        elif info.leased:
+            subscription_catalog.look_again(cur, info.id)
         if info.type not in MANY:
             who = subscription_catalog.consumer_of(
                 cur, self._store, info, self._topics.local.consumers

@@ -323,7 +323,7 @@ def _offsets(size: int) -> pa.Buffer:
 
 @dataclass
 class _Partial:
-    first_offset: int
+    offsets: list[int]
     txn_id: int
     head: pa.RecordBatch
     values: list[pa.Buffer]
@@ -333,13 +333,12 @@ class Reassembly:
     """The messages of one reader in one partition that have begun and are not complete.
 
     Attributes:
-        completed: of the last `decode`: the offset of each large message, with that of its first
-            piece.
+        completed: of the last `decode`: the offset of each large message, with those of its pieces.
     """
 
     def __init__(self) -> None:
         self._partials: dict[int, _Partial] = {}
-        self.completed: dict[int, int] = {}
+        self.completed: dict[int, list[int]] = {}
 
     def reset(self) -> None:
         """Forgets all: the reader goes elsewhere."""
@@ -347,13 +346,8 @@ class Reassembly:
 
     @property
     def begun(self) -> set[int]:
-        """The first offsets of messages that have begun and are not complete."""
-        return {each.first_offset for each in self._partials.values()}
-
-    @property
-    def has_begun(self) -> bool:
-        """A message has begun that is not complete."""
-        return bool(self._partials)
+        """The offsets of pieces of messages that have begun and are not complete."""
+        return {offset for each in self._partials.values() for offset in each.offsets}
 
     def has(self, message_id: int) -> bool:
         """This one has begun and is not complete."""
@@ -405,7 +399,7 @@ class Reassembly:
         row = decode(buf, span, from_offset, checked=True)
         value = row.column("value")[0].as_buffer()
         if chunk.piece == 0:
-            partial = _Partial(header.base_offset, header.txn_id, row, [value])
+            partial = _Partial([header.base_offset], header.txn_id, row, [value])
             self._partials[chunk.message_id] = partial
         else:
             found = self._partials.get(chunk.message_id)
@@ -413,11 +407,12 @@ class Reassembly:
                 self._partials.pop(chunk.message_id, None)
                 return None
             partial = found
+            partial.offsets.append(header.base_offset)
             partial.values.append(value)
         if chunk.piece + 1 < chunk.pieces:
             return None
         del self._partials[chunk.message_id]
-        self.completed[header.last_offset] = partial.first_offset
+        self.completed[header.last_offset] = partial.offsets
         return _whole(partial, row)
 
 

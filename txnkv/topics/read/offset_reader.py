@@ -208,19 +208,14 @@ class BatchDecoder:
         self._lost: set[int] = set()
 
     @property
-    def large(self) -> dict[int, int]:
-        """Large messages of the last `decode`: the offset of each, with that of its first piece."""
+    def large(self) -> dict[int, list[int]]:
+        """Large messages of the last `decode`: the offset of each, with those of its pieces."""
         return self._reassembly.completed
 
     @property
     def begun(self) -> set[int]:
-        """The first offsets of large messages of which not all pieces were found yet."""
+        """The pieces of large messages of which not all were found yet."""
         return self._reassembly.begun
-
-    @property
-    def has_begun(self) -> bool:
-        """A large message has begun of which not all pieces were found yet."""
-        return self._reassembly.has_begun
 
     def reset(self) -> None:
         """Forget what has begun and what was aborted: the reader goes elsewhere."""
@@ -435,19 +430,14 @@ class OffsetReader:
         return self._position
 
     @property
-    def large(self) -> dict[int, int]:
-        """Large messages of the last `load`: the offset of each, with that of its first piece."""
+    def large(self) -> dict[int, list[int]]:
+        """Large messages of the last `load`: the offset of each, with those of its pieces."""
         return self._decoder.large
 
     @property
     def begun(self) -> set[int]:
-        """The first offsets of large messages of which not all pieces were found yet."""
+        """The pieces of large messages of which not all were found yet."""
         return self._decoder.begun
-
-    @property
-    def has_begun(self) -> bool:
-        """A large message has begun of which not all pieces were found yet."""
-        return self._decoder.has_begun
 
     @property
     def pending(self) -> bool:
