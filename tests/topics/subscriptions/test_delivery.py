@@ -259,6 +259,30 @@ def test_a_lease_that_runs_out_while_others_are_read_gives_its_message_once(
     assert sorted(received(sub)) == [str(n) for n in range(10)]
 
 
+@pytest.mark.parametrize(("seconds", "claims"), [(1, 3), (3, 1), (11, 2), (30, 1)])
+def test_a_receive_ends_where_claiming_takes_longer_than_a_lease(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, monkeypatch: pytest.MonkeyPatch,
+    seconds: int, claims: int,
+) -> None:  # fmt: skip
+    """Its own leases ran out, were claimed again, and so on for ever."""
+    send(client, *range(100))
+    sub = topic.subscribe("s", type="shared", lease_seconds=10)
+    real, calls = leases.LeaseReader._claim, iter(range(20))
+
+    def slow(*args: Any) -> Any:
+        next(calls)
+        found = real(*args)
+        now.forward(seconds)
+        return found
+
+    monkeypatch.setattr(redelivery, "AHEAD", 10)
+    monkeypatch.setattr(leases.LeaseReader, "_claim", slow)
+    found = sub.receive_many(100, timeout=0)
+    assert next(calls) == claims
+    assert [m.offset for m in found] == list(range(len(found)))
+    assert found
+
+
 def test_messages_that_come_again_are_read_together(
     client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,6 @@ from txnkv.topics.topics import Topics
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
 
-
 _NEAR: Final = 1000
 """Offsets between two messages that are still read together."""
 
@@ -156,14 +155,24 @@ class LeaseReader(DeliveryReader):
     def _gather(self, most: int) -> None:
         self._failed = None
         self._read_claims()
-        more = True
-        while more and not self._full(most):
+        more, first = True, FOR_EVER  # when it claimed first
+        while more and not self._full(most) and not self._is_late(first):
             dead = self._holders.have_died()
             more = self._look()
             if dead or self._are_due or self._has_new:
+                first = min(first, clock.monotonic_micros())
                 more |= self._claim(most - len(self._ready), dead)
         if self._failed is not None and not self._ready:
             raise self._failed
+
+    def _is_late(self, first: int) -> bool:
+        """Leases that are ready last, but not for long, or claiming takes longer than they do."""
+        if self._info.lease_time is None:
+            return False
+        lease, now = int(self._info.lease_time * 1e6), clock.monotonic_micros()
+        if now > first + 2 * lease:
+            return True
+        return bool(self._ready) and now < self._ready[0].lease_end < now + lease * 3 // 4
 
     def _look(self) -> bool:
         """Find when leases are due, and read ahead; tell whether a source has more to look at."""
@@ -204,10 +213,8 @@ class LeaseReader(DeliveryReader):
         self._info = replace(self._info, topic=topic)
         there = range(len(topic.partitions))
         if self._every:
-            self._add_sources(
-                [number for number in there if topic.partitions[number] not in self._sources],
-                dispatched,
-            )
+            new = [number for number in there if topic.partitions[number] not in self._sources]
+            self._add_sources(new, dispatched)
 
     def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
         found: list[Any] = cur.execute(
@@ -523,10 +530,6 @@ class LeaseHolders:
     The death of a holder shows in no change number. So a consumer that waits looks now and then
     whether the holders that it knows still live, which costs no read; who they are it reads when
     the store has changed since.
-
-    Args:
-        store: the store of the subscription.
-        info: the subscription.
     """
 
     def __init__(self, store: Store, info: SubscriptionInfo) -> None:
