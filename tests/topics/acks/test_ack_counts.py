@@ -107,6 +107,26 @@ def test_messages_sent_and_acknowledged_are_counted(acks: Acks) -> None:
     assert counts() == (COUNT + 6, 5)
 
 
+@pytest.mark.parametrize(("by", "who"), [("A", "by this transaction"), ("B", "by .*transaction")])
+def test_who_has_acknowledged_a_message_is_told(acks: Acks, by: str, who: str) -> None:
+    """One that had done so itself was sent to look for another."""
+    a = acks.begin("A")
+    first = a if by == "A" else acks.begin("B")
+    acks.ack(1, first)
+    with pytest.raises(txnkv.AckConflictError, match=f"message 0:1 is acknowledged {who}") as told:
+        acks.ack(1, a)
+    assert ("this transaction" in str(told.value)) == (first is a)
+    first.rollback()
+
+
+@TAKE_CUMULATIVE
+def test_a_message_below_its_own_cumulative_ack_is_its_own(acks: Acks) -> None:
+    a = acks.begin("A")
+    acks.ack_to(2, a)
+    with pytest.raises(txnkv.AckConflictError, match="acknowledged by this transaction"):
+        acks.ack(1, a)
+
+
 # -- large messages --------------------------------------------------------------------
 
 

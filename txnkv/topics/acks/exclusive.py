@@ -274,7 +274,7 @@ class Exclusive:
 
     # -- acknowledging in a transaction ------------------------------------------------
 
-    def take(self, own: Ranges, number: int, offsets: Sequence[int]) -> None:
+    def take(self, owner: object, own: Ranges, number: int, offsets: Sequence[int]) -> None:
         """Individual acks of a transaction: into `own`, what it has of the partition.
 
         Raises:
@@ -286,9 +286,9 @@ class Exclusive:
                 for into in (own, self.pending[partition_id]):
                     into.add(first, first + 1)
                 return
-            wanted = Ranges.of(offsets)
-            others = self._taken(partition_id) | self._stored(partition_id)
-            refuse(self.info, number, wanted, others, deleted=self.cursors[partition_id])
+            wanted, deleted = Ranges.of(offsets), self.cursors[partition_id]
+            taken = self._taken(partition_id, owner) | self._stored(partition_id)
+            refuse(self.info, number, wanted, taken, deleted=deleted, own=own)
             own.update(wanted)
             self.pending[partition_id].update(wanted)
 
@@ -319,10 +319,11 @@ class Exclusive:
                 why = "came back from another transaction, and was not received since"
                 raise conflict(self.info, number, first, why)
 
-    def _taken(self, partition_id: int) -> dict[str, Ranges]:
-        position = self._position(partition_id)
+    def _taken(self, partition_id: int, owner: object = None) -> dict[str, Ranges]:
+        by, position = self._positions.get(partition_id, (None, 0))
         below = Ranges([(0, position)]) if position else NONE
-        return {"a transaction": self.pending[partition_id], "a transaction, with others": below}
+        who = "this transaction" if by is owner else "a transaction, with others"
+        return {"a transaction": self.pending[partition_id], who: below}
 
     def _stored(self, partition_id: int) -> dict[str, Ranges]:
         return {"a stored transaction": self._foreign.get(partition_id, NONE)}

@@ -198,7 +198,7 @@ class TransactionAcks:
                 state.take_position(self._token, own, number, offsets[0])
                 acks.positions[partition_id] = offsets[0] + 1
             else:
-                state.take(own, number, offsets)
+                state.take(self._token, own, number, offsets)
 
     def _register(
         self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
