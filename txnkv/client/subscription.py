@@ -501,14 +501,17 @@ class Subscription(Closing):
 
     @shielded
     def lag(self) -> dict[int, int]:
-        """Messages that are not deleted, by partition; markers may be counted among them."""
+        """Messages that are not deleted, by partition; markers, and each piece of a large message,
+        may be counted among them.
+        """
         self._require_there()
         return self._engine.subscriptions.lag(self.info)
 
     @shielded
     def lost(self) -> dict[int, int]:
         """Messages that retention took before they were acknowledged, by partition, since the
-        subscription was made; markers may be counted among them.
+        subscription was made; markers, and each piece of a large message, may be counted among
+        them.
         """
         self._require_there()
         return self._engine.subscriptions.lost(self.info)
