@@ -59,6 +59,7 @@ from txnkv.transaction import Closing, Transaction
 _log = logging.getLogger("txnkv")
 
 Reset: TypeAlias = Literal["earliest", "latest", "none"]
+_Row: TypeAlias = Mapping[str, Any]
 
 RESETS: Final = get_args(Reset)
 _LATEST: Final = re.compile("latest of ([0-9]+)")
@@ -78,6 +79,7 @@ _TOO_EARLY: Final = (
     "snapshot is from before that. Poll, and then begin the transaction"
 )
 _BEHIND: Final = "had messages whose attempt failed, in front of those of this commit. Poll again"
+_TWICE: Final = "was committed by what was open at a rewind, which gave it again. Poll again"
 
 
 class GroupOptions(TypedDict, total=False):
@@ -103,7 +105,6 @@ def share(members: Sequence[int], partitions: int) -> dict[int, range]:
 
 class GroupConsumer(Closing):
     """A member of a group: it reads its share of a topic's partitions, and commits its positions.
-
     Made by `client.consumer`. Belongs to one thread at a time, and to the process that made it.
     What is given and not committed is given again, to whoever has the partition then: by the
     transaction that has its effects it is handled once.
@@ -155,7 +156,8 @@ class GroupConsumer(Closing):
         self._given: set[int] = set()  # partitions with messages that are not committed
         self._before: set[int] = set()  # the same, before the last poll
         self._pending: list[tuple[Transaction, dict[int, int]]] = []
-        self._missed: dict[int, int] = {}  # positions that an attempt failed to commit
+        self._rewound = 0  # so many of these were open at a rewind
+        self._missed: dict[int, int] = {}  # positions that an attempt failed to commit; -1: all
         self._failed = self._told = False
         self._next_look = 0
         self._membership.join()
@@ -273,6 +275,8 @@ class GroupConsumer(Closing):
             ValueError: it does not read it, or the offset is below 0.
         """
         self._require_open()
+        self._settle()
+        self._give_again()
         partition, offset = as_index("a partition", partition), as_index("offset", offset)
         if self._reader is None or partition not in self.partitions:
             raise ValueError(
@@ -289,9 +293,12 @@ class GroupConsumer(Closing):
         self._given.add(partition)  # the group has not this position
 
     def rewind(self) -> None:
-        """Go back to what the group has committed: what was given behind it is given again."""
+        """Go back to what the group has committed, and give again what was given behind it. Once an
+        open transaction commits that after all, the next `commit` is refused.
+        """
         self._require_open()
         self._settle()
+        self._rewound = len(self._pending)
         self._go_on_at(self._known)
 
     def commit(self, txn: Transaction | None = None) -> None:
@@ -313,7 +320,7 @@ class GroupConsumer(Closing):
         self._settle()
         missed = self._missed.keys() & self._known
         if behind := sorted(n for n in missed if self._missed[n] < self.position(n)):
-            raise self._lost(behind, _BEHIND)
+            raise self._lost(behind, _TWICE if self._missed[behind[0]] < 0 else _BEHIND)
         self._missed.clear()
         self._failed = False
         wanted = {n: self.position(n) for n in self._known if n in self._given}
@@ -341,7 +348,7 @@ class GroupConsumer(Closing):
                 raise self._lost([number], _TOO_EARLY if own else _MOVED)
             txn.upsert(self._offsets, row | {"offset": offset, "committed": now})
 
-    def _is_own(self, row: Mapping[str, Any] | None, offset: int) -> bool:
+    def _is_own(self, row: _Row | None, offset: int) -> bool:
         me = self._membership.number
         return row is not None and (row["member"], row["offset"]) == (me, offset)
 
@@ -364,7 +371,11 @@ class GroupConsumer(Closing):
             if state in (TxnState.OPEN, TxnState.COMMIT_IN_PROGRESS):
                 return
             del self._pending[0]
+            again = self._rewound > 0
+            self._rewound -= again
             if state in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS):
+                self._failed |= again
+                self._missed |= dict.fromkeys(positions.keys() & self._given if again else (), -1)
                 self._arrived(positions)
             else:
                 self._failed = True
@@ -386,9 +397,7 @@ class GroupConsumer(Closing):
     def _follow(self) -> None:
         """Have the partitions that are this member's share, as far as others have given them."""
         self._settle()
-        if self._failed:
-            self._failed = False
-            self._go_on_at(self._known)
+        self._give_again()
         now = clock.monotonic_micros()
         if now < self._next_look:
             return
@@ -455,12 +464,7 @@ class GroupConsumer(Closing):
         return own, wanted
 
     def _claim(
-        self,
-        txn: Transaction,
-        number: int,
-        row: Mapping[str, Any],
-        begun: Sequence[Mapping[str, Any]],
-        me: int | None,
+        self, txn: Transaction, number: int, row: _Row, begun: Sequence[_Row], me: int | None
     ) -> int:
         if row.get("offset", -1) < 0:
             latest = self._reset == "latest"
@@ -487,6 +491,7 @@ class GroupConsumer(Closing):
         if lost:
             same = set()
             self._pending.clear()
+            self._rewound = 0
             self._given.clear()
             self._missed.clear()
         at = {n: self.position(n) if n in same else own[n] for n in own}
@@ -514,6 +519,12 @@ class GroupConsumer(Closing):
         return self._topic.consumer(
             self._isolation, start=start, partitions=partitions, max_bytes=self._max_bytes
         )
+
+    def _give_again(self) -> None:
+        """Go back to what is committed, where an attempt failed."""
+        if self._failed:
+            self._failed = False
+            self._go_on_at(self._known)
 
     def _go_on_at(self, at: dict[int, int]) -> None:
         self._given.clear()
