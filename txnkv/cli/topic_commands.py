@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import parsing
-from txnkv.cli.command_group import given
+from txnkv.cli.command_group import given, words
 from txnkv.cli.console import (
     confirm,
     duration,
@@ -100,8 +100,10 @@ def alter(store: str, topic: str, partitions: int | None, as_json: bool, **optio
         raise click.UsageError("nothing to change: give one of the options")
     with txnkv.connect(store, create=False) as client:
         altered = client.topic(topic)
-        with given():
+        try:
             now = {**altered.alter(partitions, **changes), "partitions": altered.partitions}
+        except ValueError as error:  # not SchemaError: that it does not fit those that are there
+            raise click.UsageError(words(error)) from error
         codec = altered.info.options.codec
     if as_json:
         columns = None if codec is None else _column_types(codec.schema)
