@@ -75,3 +75,16 @@ def test_a_topic_is_dropped_while_a_member_looks(
         old.poll(timeout=0)
     assert client.table(MEMBERS_TABLE).count() == 0
     require_that_all_is_read(client)
+
+
+@pytest.mark.parametrize(
+    "commit", [lambda _, it: it.commit(), lambda client, it: client.run(it.commit)]
+)
+def test_a_commit_tells_that_the_topic_was_dropped(
+    client: txnkv.Client, old: GroupConsumer, commit: Any
+) -> None:
+    """It told of another member."""
+    assert len(old.poll(timeout=0)) == 2
+    make_anew(client)
+    with pytest.raises(TopicNotFoundError, match="'t' was dropped"):
+        commit(client, old)

@@ -337,16 +337,16 @@ class GroupConsumer(Closing):
         expected = dict(self._known)
         for _, wanted in self._pending:
             expected |= wanted
-        now = datetime.now(UTC)
         for number, offset in positions.items():
             key = (self.group, self._topic.name, number)
             row = txn.get(self._offsets, key)
             if row is None or not self._is_own(row, expected[number]):
+                self._require_topic()
                 self._next_look = 0
                 self._failed = True  # the next poll gives again what this attempt had
                 own = self._is_own(self._offsets.get(key), expected[number])
                 raise self._lost([number], _TOO_EARLY if own else _MOVED)
-            txn.upsert(self._offsets, row | {"offset": offset, "committed": now})
+            txn.upsert(self._offsets, row | {"offset": offset, "committed": datetime.now(UTC)})
 
     def _is_own(self, row: _Row | None, offset: int) -> bool:
         me = self._membership.number
