@@ -133,6 +133,28 @@ def test_the_source_is_truncated_while_it_is_copied(
     ]
 
 
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_retention_overtakes_a_copy(buffer: Any, client: txnkv.Client, dest: txnkv.Client) -> None:
+    """It ended with an OffsetOutOfRangeError, and the next one went on."""
+    topic = client.create_topic(TOPIC, buffer=buffer)
+    for i in range(40):
+        send(client, f"{i}")
+    puts = iter(range(100))
+
+    def cut() -> None:
+        if (done := next(puts)) in (9, 12):
+            topic.truncate(30 if done == 9 else "latest")
+            send(client, "new")
+
+    arm("follow.put", cut)
+    try:
+        replicate(client, dest, max_bytes=1)
+    finally:
+        disarm()
+    same_as(client, dest)
+    assert values(dest, TOPIC)[-1:] == [b"new"]
+
+
 def test_what_is_open_in_a_copy_was_truncated_below_the_start_of_its_source(
     client: txnkv.Client, dest: txnkv.Client
 ) -> None:

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from txnkv.core import BatchHeader, walk
+from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
 from txnkv.topics.log import declare_places, whole
@@ -123,7 +124,14 @@ class Follower:
         target: int | None = None
         offset = self.end
         while target is None or offset < target:
-            found = self._fetch(offset, self._max_bytes)
+            try:
+                found = self._fetch(offset, self._max_bytes)
+            except OffsetOutOfRangeError:  # retention was faster
+                self.agree()
+                if self.end <= offset:
+                    raise
+                offset = self.end
+                continue
             if target is None:
                 target = found.high_watermark
             if not found.records:
