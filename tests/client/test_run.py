@@ -43,6 +43,7 @@ def test_run_refuses_what_has_not_run(
     with pytest.raises(TypeError, match=f"{fn.__name__} gave a .*generator|coroutine.*txnkv.aio"):
         client.run(lambda txn: begun.append(txn) or fn(txn))
     assert [txn.state for txn in begun] == [txnkv.TxnState.ABORTED]
+    assert list(client.run(lambda txn: (row for row in [txn.get(table, 1)]))) == [None]
 
 
 def test_run_tries_again_what_is_retriable(client: txnkv.Client, table: txnkv.Table) -> None:

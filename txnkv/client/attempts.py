@@ -330,7 +330,8 @@ def _require_done(result: Any) -> None:
     Raises:
         TypeError: it is a coroutine or a generator.
     """
-    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+    kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
+    if isinstance(result, kinds) and result.__name__ != "<genexpr>":
         if not isinstance(result, AsyncGeneratorType):
             result.close()  # it is not missed, then
         raise TypeError(
