@@ -63,6 +63,31 @@ def test_numbers_with_signs_and_zeros_before_them_lose_none(written, wanted, sto
 
 
 @pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("list<struct<a: int64>>", "[[1, 2]]", "[1, 2] is no object"),
+        ("list<date32>", '{"2024-01-01": 1}', '{"2024-01-01": 1} is no list'),
+        ("list<date32>", '""', '"" is no list'),
+        ("list<date32>", "[5]", "5 is no text"),
+        ("list<duration>", "[1.5]", "1.5 is no text"),
+        ("list<binary>", '{"PT1S": 1}', '{"PT1S": 1} is no list'),
+        ("struct<a: int64>", '{"a": 1, "b": 2}', "has 'b'; the fields are a"),
+        ("struct<a: int64>", "[]", "[] is no object"),
+        ("struct<a: int64>", '{"a": 1.5}', "1.5 is no whole number"),
+        ("map<string, int64>", "[]", "[] is no object"),
+    ],
+)
+def test_lists_and_objects_are_taken_for_no_others(kind, value, words, store, tmp_path):
+    """Python makes lists of texts and objects too, and Arrow whole numbers of 1.5."""
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"id": 1}}\n\n{{"id": 2, "v": {value}}}\n')
+    found = run("load", store, "u", str(path), "--key", "id", "--schema", f"id:int64,v:{kind}?")
+    assert found.exit_code == 1
+    assert "line 3: column 'v' is " in found.output
+    assert words in found.output
+
+
+@pytest.mark.parametrize(
     ("command", "code", "words"),
     [
         (["insert", "{}", "t", "id=1", "d=0000-01-01"], 2, "'0000-01-01' is none"),

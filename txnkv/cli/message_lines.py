@@ -404,7 +404,7 @@ class TypedLines:
 # -- values in JSON --------------------------------------------------------------------
 
 _UNFIT: Final = (
-    ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
 )  # fmt: skip
 
 
@@ -472,18 +472,44 @@ def _decimal(value: Any) -> Decimal:
     raise ValueError(f"{value!r} is no decimal number")
 
 
-def _binary(text: Any) -> bytes:
+def _binary(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{text!r} is not base64: {error}") from None
 
 
 def taker(kind: pa.DataType) -> Take:
-    """From what JSON has to what the column takes."""
+    """From what JSON has to what the column takes; what does not fit is a ValueError."""
     is_a = pa.types
     if kind == JSON:
         return json_text
+    if is_a.is_decimal(kind):
+        return _decimal
+    if is_a.is_integer(kind):
+        return _whole
+    if is_a.is_list(kind):
+        take = _or_none(taker(kind.value_type))
+        return _only(list, "list", lambda value: [take(each) for each in value])
+    if is_a.is_map(kind):
+        item = _or_none(taker(kind.item_type))
+        return _only(
+            dict,
+            "object",
+            lambda value: [
+                (value_of(name, kind.key_type), item(each)) for name, each in value.items()
+            ],
+        )
+    if is_a.is_struct(kind):
+        takes = {field.name: _or_none(taker(field.type)) for field in kind}
+        return _only(dict, "object", lambda value: _fields_taken(value, takes))
+    read = _text_taker(kind)
+    return _as_it_is if read is None else _only(str, "text", read)
+
+
+def _text_taker(kind: pa.DataType) -> Take | None:
+    """From a text in JSON to what the column takes; None where there is nothing to make of it."""
+    is_a = pa.types
     if is_a.is_date(kind):
         return date.fromisoformat
     if is_a.is_time(kind):
@@ -492,22 +518,39 @@ def taker(kind: pa.DataType) -> Take:
         return duration_of
     if is_a.is_timestamp(kind):
         return as_time if kind.tz is not None else datetime.fromisoformat
-    if is_a.is_decimal(kind):
-        return _decimal
     if is_a.is_binary(kind):
         return _binary
-    if is_a.is_list(kind):
-        take = _or_none(taker(kind.value_type))
-        return lambda value: [take(each) for each in value]
-    if is_a.is_map(kind):
-        item = _or_none(taker(kind.item_type))
-        return lambda value: [
-            (value_of(name, kind.key_type), item(each)) for name, each in value.items()
-        ]
-    if is_a.is_struct(kind):
-        takes = {field.name: _or_none(taker(field.type)) for field in kind}
-        return lambda value: {name: takes.get(name, _as_it_is)(value[name]) for name in value}
-    return UUID if kind == UUID_TYPE else _as_it_is
+    return UUID if kind == UUID_TYPE else None
+
+
+def _only(wanted: type, words: str, take: Take) -> Take:
+    """Take what is of a type in JSON alone: of texts and objects Python makes lists as well."""
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, wanted):
+            raise ValueError(f"{_short_json(value)} is no {words}")
+        return take(value)
+
+    return taken
+
+
+def _short_json(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False, default=float).encode())
+
+
+def _fields_taken(value: dict[str, Any], takes: Mapping[str, Take]) -> dict[str, Any]:
+    unknown = [name for name in value if name not in takes]
+    if unknown:
+        raise ValueError(
+            f"{_short_json(value)} has {unknown[0]!r}; the fields are {', '.join(takes)}"
+        )
+    return {name: takes[name](part) for name, part in value.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        raise ValueError(f"{value} is no whole number")
+    return value
 
 
 def _as_it_is(value: Any) -> Any:

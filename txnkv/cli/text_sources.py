@@ -329,7 +329,7 @@ def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Arr
     try:
         values = [None if text is None else parse(text) for text in column.to_pylist()]
         return pa.array(values, field.type)
-    except (ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, pa.ArrowException) as error:
         raise ValueError(
             f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
         ) from None
@@ -447,7 +447,17 @@ class JsonSource(_TextSource):
         columns = [
             cut[name] if name in cut else pa.concat_arrays(read[name].chunks) for name in names
         ]
-        yield self._typed(pa.record_batch(columns, names=names))
+        batch = pa.record_batch(columns, names=names)
+        try:
+            typed = self._typed(batch)
+        except ValueError:
+            for row, before in enumerate(pc.indices_nonzero(there).to_pylist()):
+                try:
+                    self._typed(batch.slice(row, 1))
+                except ValueError as error:
+                    raise ValueError(f"line {line + before + 1:,}: {error}") from None
+            raise
+        yield typed
 
     def _read_others(self, block: bytes, lines: pa.StringArray, line: int) -> pa.Table:
         """Read what Arrow's reader reads, though it refuses some JSON that is cut by us."""
