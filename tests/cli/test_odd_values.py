@@ -88,6 +88,27 @@ def test_lists_and_objects_are_taken_for_no_others(kind, value, words, store, tm
 
 
 @pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"id": 1,\n "v": 1e17}\n', [1e17]),
+        ('\n{"id": 1, "v": 1e17}{"id": 2, "v": 2}', [1e17, 2.0]),
+        ('\r\n{"id": 1,\r\n "v": 18446744073709551615}\r\n', [2**64 - 1]),
+        ('\n{"id": 1, "v": {}} {"id": 2}', """line 2: '{"id": 2}' behind its object: one a line"""),
+        ('{"id": 1, "v": {}}\n{"id": 2, "v": 3}\n[3]', "line 3: [3] is no object"),
+    ],
+)
+def test_objects_of_several_lines_and_lines_of_several(text, wanted, store, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(text, newline="")
+    found = run("load", store, "u", str(path), "--key", "id")
+    if isinstance(wanted, str):
+        assert (found.exit_code, wanted in found.output) == (1, True), found.output
+        return
+    with txnkv.connect(store) as client:
+        assert client.table("u").scan(ordered=True).to_arrow()["v"].to_pylist() == wanted
+
+
+@pytest.mark.parametrize(
     ("command", "code", "words"),
     [
         (["insert", "{}", "t", "id=1", "d=0000-01-01"], 2, "'0000-01-01' is none"),

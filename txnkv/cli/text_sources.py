@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from csv import reader as read_lines
 from dataclasses import dataclass
-from json import dumps, loads
+from json import JSONDecodeError, JSONDecoder, dumps, loads
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from pyarrow import csv, json
 
 from txnkv.cli.command_group import csv_words, json_words, mixed_column
 from txnkv.cli.console import close_bytes, objects, open_bytes
-from txnkv.cli.message_lines import parse_json, taker
+from txnkv.cli.message_lines import parse_json, short, taker
 from txnkv.cli.text_numbers import is_whole, replaced, with_codes, with_whole_numbers
 from txnkv.core import (
     JSON,
@@ -40,6 +41,7 @@ from txnkv.errors import SchemaError
 
 HEAD: Final = 8 << 20
 BLOCK: Final = 1 << 20
+_NO_SPACE: Final = re.compile(r"\S")
 
 
 @dataclass(frozen=True)
@@ -374,8 +376,7 @@ class JsonSource(_TextSource):
         values, names = self._read_mixed(head)
 
         def texts(field: Any) -> pa.Array:
-            lines = filter(bytes.strip, head.splitlines())
-            rows = (loads(line, parse_int=str, parse_float=str) for line in lines)
+            rows = _objects_of(head, JSONDecoder(parse_int=str, parse_float=str))
             return pa.array((dumps(row.get(field.name)) for row in rows), field.type)
 
         def again(*fields: Any) -> pa.Table:
@@ -413,7 +414,7 @@ class JsonSource(_TextSource):
                 if column is None:
                     raise
                 if not rows:
-                    rows = [loads(line) for line in head.splitlines() if line.strip()]
+                    rows = list(_objects_of(head, JSONDecoder()))
                     names = list(dict.fromkeys(name for row in rows for name in row))
                 if column not in names:
                     raise
@@ -440,10 +441,10 @@ class JsonSource(_TextSource):
         lines, names = every.filter(there), self.schema.names
         try:
             cut = {name: json_members(lines, names, name) for name in self._raw}
+            read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
         except JsonLineError as error:
             number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
             raise ValueError(f"line {number:,}: {error}") from None
-        read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
         columns = [
             cut[name] if name in cut else pa.concat_arrays(read[name].chunks) for name in names
         ]
@@ -462,8 +463,9 @@ class JsonSource(_TextSource):
     def _read_others(self, block: bytes, lines: pa.StringArray, line: int) -> pa.Table:
         """Read what Arrow's reader reads, though it refuses some JSON that is cut by us."""
         try:
-            return self._read(block, self._read_as, line, unexpected="ignore")
+            found = self._read(block, self._read_as, line, unexpected="ignore")
         except ValueError:
+            _require_alone(lines)
             cut = {
                 name: json_members(lines, self.schema.names, name) for name in self._read_as.names
             }
@@ -471,6 +473,9 @@ class JsonSource(_TextSource):
             with suppress(ValueError):
                 return self._read(bytes(objects(kept)), self._read_as, line)
             raise
+        if len(found) != len(lines):
+            _require_alone(lines)
+        return found
 
     def _blocks(self) -> Iterator[bytes]:
         """Pieces that end with a line."""
@@ -513,6 +518,28 @@ class JsonSource(_TextSource):
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [_unwired(*each) for each in zip(batch.columns, self.schema, strict=True)]
         return pa.record_batch(columns, names=self.schema.names)
+
+
+def _objects_of(head: bytes, decoder: JSONDecoder) -> Iterator[dict[str, Any]]:
+    """Objects, of which one may have several lines, and a line several of them."""
+    text, at = head.decode("utf-8-sig"), 0
+    while found := _NO_SPACE.search(text, at):
+        value, at = decoder.raw_decode(text, found.start())
+        if not isinstance(value, dict):
+            line = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"line {line:,}: {dumps(value)} is no object")
+        yield value
+
+
+def _require_alone(lines: pa.StringArray) -> None:
+    """Refuse what stands behind the object of a line, which `json_members` does not read."""
+    for row, text in enumerate(lines.to_pylist()):
+        try:
+            loads(text, strict=False)
+        except JSONDecodeError as error:
+            if error.msg == "Extra data":
+                behind = short(text[error.pos :].encode())
+                raise JsonLineError(f"{behind!r} behind its object: one a line", row) from None
 
 
 def _wire(field: Any) -> Any:
