@@ -48,6 +48,8 @@ def run(*args: str, given: str | bytes | None = None) -> Result:
         (["0", "-7", " 10"], [0, -7, 10]),
         (["+1", "-2.5", "007.5"], [1.0, -2.5, 7.5]),
         (["1e+10"], [1e10]),
+        (["-0", "5"], [0, 5]),
+        (["-0", "18446744073709551615"], ["-0", "18446744073709551615"]),
     ],
 )
 def test_numbers_with_signs_and_zeros_before_them_lose_none(written, wanted, store, tmp_path):

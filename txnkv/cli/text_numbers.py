@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isinf
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from txnkv.core import compute as pc
 
 _WHOLE: Final = r"^\s*[+-]?\d+\s*$"
 _PLAIN: Final = r"^\s*-?(0|[1-9]\d*)\s*$"
+_PLAIN_LARGE: Final = r"^\s*(0|-?[1-9]\d*)\s*$"  # no uint64 is -0
 
 
 def is_whole(column: pa.ChunkedArray) -> bool:
@@ -29,10 +31,16 @@ def with_codes(found: pa.Table, written: pa.Table) -> pa.Table:
     """
     for name in written.column_names:
         at, texts = found.column_names.index(name), written.column(name)
-        reals = pa.types.is_floating(found.column(at).type) and not _all_match(texts, _WHOLE)
-        if not reals and not _all_match(texts, _PLAIN):
+        large = pa.types.is_floating(found.column(at).type)  # or reals
+        if large and not _all_match(texts, _WHOLE):
+            continue
+        if not _all_match(texts, _PLAIN_LARGE if large else _PLAIN):
             found = found.set_column(at, name, texts)
     return found
+
+
+def _any_matches(texts: Any, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
 def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
@@ -49,14 +57,20 @@ def with_whole_numbers(
         texts, read: read a column again, as its numbers are written and in another type.
 
     Raises:
-        ValueError: neither int64 nor uint64 holds all of a column.
+        ValueError: neither int64 nor uint64 holds all of a column, or no float64 a number of it.
     """
     schema = found.schema
     for at, field in enumerate(schema):
-        if not _has_large(found.column(at)):
+        largest = _largest(found.column(at))
+        if largest < 1 << 53:
             continue
         written = texts(field.with_type(pa.string()))
-        if pc.any(pc.match_substring_regex(written, "(?i)[.e]|nan|inf")).as_py():
+        if isinf(largest) and not _any_matches(written, "(?i)inf"):
+            raise ValueError(
+                f"column {field.name!r} has numbers larger than any float64: --schema says "
+                "what they are, as string, or as json where they stand in JSON"
+            )
+        if _any_matches(written, "(?i)[.e]|nan|inf"):
             continue  # reals, and no digits lost that a double has
         schema = schema.set(at, field.with_type(replaced(field.type, pa.uint64())))
         try:
@@ -69,13 +83,13 @@ def with_whole_numbers(
     return schema
 
 
-def _has_large(column: pa.ChunkedArray) -> bool:
-    """Return True for doubles, or lists of them, that may be whole numbers with digits lost."""
+def _largest(column: pa.ChunkedArray) -> float:
+    """The largest of doubles, or of lists of them, without signs; 0 for other types."""
     while pa.types.is_list(column.type):
         column = pc.list_flatten(column)
     if not pa.types.is_float64(column.type):
-        return False
-    return (pc.max(pc.abs(column.filter(pc.is_finite(column)))).as_py() or 0) >= 1 << 53
+        return 0
+    return float(pc.max(pc.abs(column.filter(pc.invert(pc.is_nan(column))))).as_py() or 0)
 
 
 def replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
