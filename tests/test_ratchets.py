@@ -236,7 +236,7 @@ def test_few_modules() -> None:
     # keys and their orders, values and rows as text, what a log gives up, messages and their
     # batches, row sets, both ways to commit, SQLite and its WAL, calls and their bytes, Spark's
     # reading and writing, messages in and out, and the like.
-    told("modules", list(modules()), 262)
+    told("modules", list(modules()), 263)
     top = [name for name in modules() if name.count(".") == 1]
     told("names at the top of txnkv", top, 19)  # with remote, server, kafka, testing, otel
 
