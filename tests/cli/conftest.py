@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,10 @@ def orders(store: Path, file: Any, run: Any, large: None) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[txnkv.Client]:
     with txnkv.connect(tmp_path_factory.mktemp("shared") / "store") as client:
         yield client
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A copy of the store that a module has made."""
+    shutil.copytree(made, tmp_path / "store")
+    return tmp_path / "store"

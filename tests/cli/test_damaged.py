@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             txn.send("events", b"value")
         client.compact()
     return path
-
-
-@pytest.fixture
-def path(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "store")
-    return tmp_path / "store"
 
 
 TABLET, INDEX, LOG = ("tablets/1", "tablets/3", "logs/1")

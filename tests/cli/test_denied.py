@@ -36,12 +36,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def path(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "store")
-    return tmp_path / "store"
-
-
 def told(path: Path, file: str, command: str) -> str:
     """Run a command, with a file of the store closed to it; what it says."""
     mode = (path / file).stat().st_mode

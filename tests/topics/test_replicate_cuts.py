@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -45,6 +46,16 @@ def send(client: txnkv.Client, *values: str, **more: Any) -> None:
     """Send messages in one transaction: one batch."""
     with client.transaction() as txn:
         txn.send_batch(TOPIC, pa.table({"value": [value.encode() for value in values]}), **more)
+
+
+def cut_while_it_copies(source: txnkv.Client, dest: txnkv.Client, cut: Callable[[], None]) -> None:
+    """Replicate batch by batch, with `cut` behind each, and compare."""
+    arm("follow.put", cut)
+    try:
+        replicate(source, dest, max_bytes=1)
+    finally:
+        disarm()
+    same_as(source, dest)
 
 
 @pytest.mark.parametrize("buffer", ["marker", "sidecar"])
@@ -121,12 +132,7 @@ def test_the_source_is_truncated_while_it_is_copied(
             for i in range(10):
                 send(client, f"new {i}")
 
-    arm("follow.put", cut)
-    try:
-        replicate(client, dest, max_bytes=1)
-    finally:
-        disarm()
-    same_as(client, dest)
+    cut_while_it_copies(client, dest, cut)
     assert values(dest, TOPIC) == [
         *(b"%d" % i for i in range(5)),
         *(b"new %d" % i for i in range(10)),
@@ -146,12 +152,7 @@ def test_retention_overtakes_a_copy(buffer: Any, client: txnkv.Client, dest: txn
             topic.truncate(30 if done == 9 else "latest")
             send(client, "new")
 
-    arm("follow.put", cut)
-    try:
-        replicate(client, dest, max_bytes=1)
-    finally:
-        disarm()
-    same_as(client, dest)
+    cut_while_it_copies(client, dest, cut)
     assert values(dest, TOPIC)[-1:] == [b"new"]
 
 

@@ -7,7 +7,8 @@ group_consumer, group_members         who shares the partitions of a topic with 
 attempts                              transactions of one `run`, and those that have a name
 replica, admin                        copies of topics; a whole store seen, checked and compacted
 indexes                               made, filled, compared with their tables
-planning                              what Spark asks of a store, in its planners and tasks
+planning                              what Spark asks of a store, in its planners and tasks, and
+                                      the command line of topics
 backup, dump_files                    a store copied at one timestamp, as it is or in plain files,
                                       and made of such a copy
 

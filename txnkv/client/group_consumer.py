@@ -45,15 +45,7 @@ from txnkv.errors import (
     require_text,
 )
 from txnkv.storage import WhenDropped, clock
-from txnkv.topics import (
-    HELD_BYTES,
-    Message,
-    ReadIsolation,
-    Start,
-    Waiting,
-    deadline,
-    topic_catalog,
-)
+from txnkv.topics import HELD_BYTES, Message, ReadIsolation, Start, Waiting, deadline, topic_catalog
 from txnkv.transaction import Closing, Transaction
 
 _log = logging.getLogger("txnkv")
@@ -105,6 +97,7 @@ def share(members: Sequence[int], partitions: int) -> dict[int, range]:
 
 class GroupConsumer(Closing):
     """A member of a group: it reads its share of a topic's partitions, and commits its positions.
+
     Made by `client.consumer`. Belongs to one thread at a time, and to the process that made it.
     What is given and not committed is given again, to whoever has the partition then: by the
     transaction that has its effects it is handled once.

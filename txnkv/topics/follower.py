@@ -196,13 +196,15 @@ class Follower:
             log = self._copy.log
             at_end = offset == log.end(txn)
             found = log.open_transactions(txn) if at_end else log.open_at(txn, offset)
+        began_below = any(each.first_offset < low for each in found)
+        there = self._opened_there(offset) if began_below else {}
         for txn_id, first, _ in found:
             theirs = self._fetch(max(first, low), _ONE).records
             if walk(theirs)[0][1].txn_id == txn_id:
                 continue
             if first >= low:
                 yield first
-            elif self._opened_there(offset).get(txn_id, offset) > first:
+            elif there.get(txn_id, offset) > first:
                 yield self._edge(low)
 
     def _opened_there(self, offset: int) -> dict[int, int]:
