@@ -139,7 +139,9 @@ static PyObject *mem_set_get(PyObject *self, PyObject *const *args, Py_ssize_t n
     if (entry == NULL) Py_RETURN_NONE;
     const unsigned long long stamp = entry->stamp;
     if (entry->row_len == UINT32_MAX) return Py_BuildValue("(KO)", stamp, Py_None);
-    return Py_BuildValue("(Ky#)", stamp, (const char *)entry->row, (Py_ssize_t)entry->row_len);
+    return Py_BuildValue(
+        "(KN)", stamp,
+        PyBytes_FromStringAndSize((const char *)entry->row, (Py_ssize_t)entry->row_len));
 }
 
 /* changed_of(own, after): the first key of the set `own` that has an entry above a stamp here. */

@@ -2,8 +2,7 @@
 #ifndef TXNKV_NATIVE_NATIVE_H
 #define TXNKV_NATIVE_NATIVE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "native/stable_abi.h"
 
 extern PyType_Spec handlers_spec;
 extern PyType_Spec histogram_spec;

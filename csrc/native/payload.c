@@ -160,8 +160,8 @@ static bool read_directory(const uint8_t *data, size_t len, uint32_t seed, uint3
 static PyObject *make_section(const uint8_t *entry, const uint8_t *data, uint32_t seed) {
     const uint32_t len = load_le32(entry + 4);
     if (load_le32(entry + 8) != crc32c(seed, data, len)) return NULL;
-    return Py_BuildValue("(BKy#)", entry[0], (unsigned long long)load_le64(entry + 16),
-                         (const char *)data, (Py_ssize_t)len);
+    return Py_BuildValue("(BKN)", entry[0], (unsigned long long)load_le64(entry + 16),
+                         PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)len));
 }
 
 PyObject *payload_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {

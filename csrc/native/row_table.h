@@ -19,8 +19,7 @@
 #ifndef TXNKV_NATIVE_ROW_TABLE_H
 #define TXNKV_NATIVE_ROW_TABLE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "native/stable_abi.h"
 #include <stdbool.h>
 #include <stdint.h>
 

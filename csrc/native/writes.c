@@ -59,8 +59,8 @@ static bool is_of_many(writes_t *self, PyObject *reader, int op) {
 static PyObject *outcome_of(writes_t *self, int op, int what, const reader_own_t *own,
                             const row_bytes_t *key) {
     if (op != PUT) return PyLong_FromLong(what);
-    return Py_BuildValue("(OOy#K)", (PyObject *)self, own->place,
-                         (const char *)key->data, (Py_ssize_t)key->len,
+    return Py_BuildValue("(OONK)", (PyObject *)self, own->place,
+                         PyBytes_FromStringAndSize((const char *)key->data, (Py_ssize_t)key->len),
                          (unsigned long long)own->statement);
 }
 
