@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,23 +204,31 @@ def test_a_transaction_has_what_acks_beside_many_rows_want(
     assert found == ([1] if ends == "rollback" else [])
 
 
-@pytest.mark.parametrize("type_", ["exclusive", "shared"])
-def test_messages_of_another_topic_are_refused(client: txnkv.Client, type_: Any) -> None:
-    """The message at the same place of the subscription's own topic was lost."""
+def two_topics(client: txnkv.Client, type_: Any) -> list[txnkv.Subscription]:
     subscriptions = []
     for name in ("a", "b"):
         topic = client.create_topic(name)
         with client.transaction() as txn:
             txn.send(topic, name)
         subscriptions.append(topic.subscribe("s", type=type_))
-    here, there = subscriptions
+    return subscriptions
+
+
+@pytest.mark.parametrize("type_", ["exclusive", "shared"])
+def test_messages_of_another_topic_or_store_are_refused(
+    client: txnkv.Client, type_: Any, tmp_path: Path
+) -> None:
+    """The message at the same place of the subscription's own topic was lost."""
+    here, there = two_topics(client, type_)
     message = pickle.loads(pickle.dumps(here.receive(timeout=0)))
     (polled,) = client.topic("a").consumer().poll(timeout=0)
+    with txnkv.connect(tmp_path / "other") as other:
+        foreign = two_topics(other, type_)[1].receive(timeout=0)
     session = client.new_session(flush_mode="manual")
     txn = client.new_transaction()
     session.ack(here, polled)
     mine = there.receive(timeout=0)
-    for refused in (message, polled, [message], [mine, polled]):
+    for refused in (message, polled, foreign, [message], [mine, polled]):
         for call, before in (
             (there.ack, ()),
             (there.nack, ()),
@@ -227,7 +236,7 @@ def test_messages_of_another_topic_are_refused(client: txnkv.Client, type_: Any)
             (txn.ack, (there,)),
             (session.ack, (there,)),
         ):
-            with pytest.raises(ValueError, match=r"of another topic than 'b', of which .* 's' is"):
+            with pytest.raises(ValueError, match=r"of another topic, or store, than .* 'b'"):
                 call(*before, refused)
     session.ack(there, mine)
     assert session.flush().acked == 2

@@ -37,6 +37,7 @@ from txnkv.topics import (
     deadline,
     messages_from_arrow,
     messages_to_arrow,
+    topic_number,
 )
 from txnkv.transaction import Connection
 
@@ -94,6 +95,7 @@ class _Polling(RemoteHandle):
 
     _info: TopicInfo
     _tcid: int
+    _store: str
 
     def _wait_for(self, name: str, most: int, timeout: float | None) -> Any:
         """Ask until there is something, or the time is over."""
@@ -117,7 +119,8 @@ class _Polling(RemoteHandle):
         if found.get("stages", 0) > len(self._info.options.values):
             self._info = self._connection.topic_info(self._info.name)
         info = self._info
-        return messages_from_arrow(found["rows"], info.id, self._tcid, info.options.codec)
+        topic = topic_number(self._store, info.id)
+        return messages_from_arrow(found["rows"], topic, self._tcid, info.options.codec)
 
 
 class RemoteConsumer(_Polling, Consumer):
@@ -140,7 +143,7 @@ class RemoteConsumer(_Polling, Consumer):
 
     def _make(self) -> None:
         told = self._made(self._topic_handle, "consumer", self._start, self._at, **self._options)
-        self._tcid: int = told["tcid"]
+        self._tcid, self._store = told["tcid"], told["store"]
         self._at = told["at"]
 
     def _make_again(self) -> bool:
@@ -276,7 +279,7 @@ class RemoteSubscription(_Polling, Subscription):
     def _make(self, how: str, /, *args: Any, **options: Any) -> None:
         told = self._made(self._topic_handle, how, *args, **options)
         self.info: SubscriptionInfo = told["info"]
-        self._tcid: int = told["tcid"]
+        self._tcid, self._store = told["tcid"], told["store"]
 
     def _make_again(self) -> bool:
         named = arguments(Topic.subscribe, self._args, self._options)

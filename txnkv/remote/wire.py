@@ -73,7 +73,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult, message_ids
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 12
+VERSION: Final = 13
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"

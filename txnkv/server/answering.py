@@ -203,14 +203,14 @@ def told(guest: Guest, value: Any) -> Any:
 
 _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Attempts": lambda _, __: None,
-    "Consumer": lambda guest, it: {"at": _at(it), "tcid": guest.tcid},
+    "Consumer": lambda guest, it: {"at": _at(it)} | guest.ids,
     "Job": lambda _, it: {"id": it.id},
     "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
     "Scan": lambda _, it: {"schema": it.schema},
     "Sender": lambda _, it: {"sent": it.sent} | _about_sender(it),
     "Session": lambda _, __: None,
     "Snapshot": lambda _, it: {"timestamp": it.timestamp},
-    "Subscription": lambda guest, it: {"info": it.info, "tcid": guest.tcid},
+    "Subscription": lambda guest, it: {"info": it.info} | guest.ids,
     "Table": lambda _, it: {"name": it.name, "id": it.info.id, "schema": it.schema},
     "Topic": lambda _, it: {"info": it.info},
     "Transaction": lambda guest, it: _about(guest, it),

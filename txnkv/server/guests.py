@@ -252,9 +252,10 @@ class Guest:
         self.client.keep_transaction_alive(id)
 
     @property
-    def tcid(self) -> int:
-        """The store's coordinator id."""
-        return int(self.client.instance.coordinator.tcid)
+    def ids(self) -> dict[str, Any]:
+        """The ids of the store's coordinator, and of the store."""
+        instance = self.client.instance
+        return {"tcid": instance.coordinator.tcid, "store": instance.store.store_id}
 
     # -- what requests name ------------------------------------------------------------
 

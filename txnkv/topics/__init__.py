@@ -48,6 +48,7 @@ from txnkv.topics.messages import (
     partition_of_one,
     pending,
     spread,
+    topic_number,
 )
 from txnkv.topics.outbox import Outbox
 from txnkv.topics.overview import (

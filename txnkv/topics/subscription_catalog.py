@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import apsw
@@ -20,6 +21,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
+from txnkv.topics.messages import topic_number
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
 SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared"]
@@ -74,6 +76,7 @@ class SubscriptionInfo:
         order: of the messages of a partition, "offset" or "commit".
         isolation: "read_committed", or "read_uncommitted": what is not decided too.
         store: the id of its store, where one has it from there; "": it is this one.
+        messages: the number by which its messages know its topic.
     """
 
     id: int
@@ -88,6 +91,10 @@ class SubscriptionInfo:
     order: str = "offset"
     isolation: str = "read_committed"
     store: str = field(default="", repr=False, compare=False)
+
+    @cached_property
+    def messages(self) -> int:
+        return topic_number(self.store, self.topic.id)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from txnkv.storage import Environment, Store, new_lock
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import LocalSubscriptions
 from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
-from txnkv.topics.messages import Message, ValueCodec, messages_of
+from txnkv.topics.messages import Message, ValueCodec, messages_of, topic_number
 from txnkv.topics.sidecar import SideLogs
 from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
 from txnkv.topics.topic_catalog import TopicInfo
@@ -204,7 +204,8 @@ class Topics(Catalog[TopicInfo]):
     def messages_of(self, partition: Partition, rows: pa.RecordBatch) -> list[Message]:
         """Messages of what was read of a partition; see `messages.messages_of`."""
         txn_id, codec = self.coordinator.txn_id, self.codec_of(partition)
-        return messages_of(rows, partition.topic.id, partition.number, txn_id, codec)
+        topic = topic_number(self.store.store_id, partition.topic.id)
+        return messages_of(rows, topic, partition.number, txn_id, codec)
 
     def require_writable(self, topic: TopicInfo) -> int:
         """Refuse to send to a topic that was dropped, or is a copy.

@@ -7,6 +7,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
 from types import TracebackType
@@ -361,7 +362,9 @@ def acks_of(
         ValueError: the subscription is one of another store, or of another topic.
     """
     found = subscription_info(subscription)
-    if found.store not in ("", connection.instance.store.store_id):
+    if not found.store:
+        found = replace(found, store=connection.instance.store.store_id)
+    if found.store != connection.instance.store.store_id:
         take = "topic.subscribe(...)"
         connection.require_own(subscription, found, take)  # it knows the path
         raise ValueError(
@@ -378,12 +381,10 @@ def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[t
         TypeError: it is no message, id or list of them.
         ValueError: it is a message of another topic than the subscription is of.
     """
-    topic = subscription.topic
     if isinstance(message, Message):
-        if message._topic != topic.id:
+        if message._topic != subscription.messages:
             raise ValueError(
-                f"{message!r} is a message of another topic than {topic.name!r}, of which the "
-                f"subscription {subscription.name!r} is"
+                f"{message!r} is a message of another topic, or store, than that of {subscription}"
             )
         return [(message.partition, message.offset)]
     if isinstance(message, MessageId):
@@ -391,7 +392,7 @@ def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[t
     if isinstance(message, list | tuple):
         found: list[tuple[int, int]] = []
         for one in message:
-            if one.__class__ is Message and one._topic == topic.id:
+            if one.__class__ is Message and one._topic == subscription.messages:
                 found.append((one.partition, one.offset))
             else:
                 found += message_ids(one, subscription)

@@ -17,6 +17,7 @@ from txnkv.topics.messages.message import (
     messages_from_arrow,
     messages_of,
     messages_to_arrow,
+    topic_number,
 )
 from txnkv.topics.messages.message_input import (
     TIME,

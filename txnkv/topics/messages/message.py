@@ -170,6 +170,11 @@ def _remade(kind: type[Message], fields: tuple[Any, ...], redelivery_count: int)
     return made
 
 
+def topic_number(store_id: str, topic: int) -> int:
+    """Return the number by which messages know their topic, and its store."""
+    return int(store_id[:8], 16) << 31 | topic
+
+
 def messages_of(
     batch: pa.RecordBatch,
     topic: int,
@@ -181,7 +186,7 @@ def messages_of(
 
     Args:
         batch: columns offset, timestamp, key, value, headers, txn_id (0: none).
-        topic: its id.
+        topic: by its number (`topic_number`).
         partition: its number.
         txn_id: gives the id of 128 bits of a local one.
         codec: of the topic, if it has one.
@@ -230,8 +235,8 @@ def messages_to_arrow(messages: Sequence[Message]) -> pa.RecordBatch:
 def messages_from_arrow(
     batch: pa.RecordBatch, topic: int, tcid: int, codec: ValueCodec | None = None
 ) -> list[Message]:
-    """Messages that `messages_to_arrow` has sent, of a topic by its id and a store by its
-    coordinator's.
+    """Messages that `messages_to_arrow` has sent, of a topic by its number and a store by its
+    coordinator's id.
     """
     found = []
     for partition, offset, micros, value, key, headers, local, before in zip(
