@@ -129,3 +129,9 @@ def test_every_error_of_the_contract_is_there() -> None:
             assert issubclass(error, txnkv.TxnkvError)
             assert error.retriable == (name in retriable), name
     assert issubclass(txnkv.TransactionTimedOutError, TimeoutError)
+
+
+def test_files_of_a_store_that_may_not_be_seen_are_not_taken_for_gone() -> None:
+    """`Path.exists` and its like say so since Python 3.14; `storage.is_there` raises."""
+    for path in sorted(PACKAGE.glob("storage/*.py")) + sorted(PACKAGE.glob("topics/**/*.py")):
+        assert not re.search(r"(?<!os\.path)\.exists\(", path.read_text()), path

@@ -46,7 +46,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from txnkv.errors import AuthenticationError
 from txnkv.remote import RIGHTS, Right
-from txnkv.storage import new_lock
+from txnkv.storage import is_there, new_lock
 
 _log = logging.getLogger("txnkv.server")
 
@@ -431,7 +431,7 @@ def add_user(
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a user's name is letters, digits, _ and -, up to 64, not {name!r}")
-    before = path.read_text() if path.exists() else ""
+    before = path.read_text() if is_there(path) else ""
     if before and any(each.user.name == name for each in read_users(path)):
         raise ValueError(f"{path} has a user {name!r}: take it out there, to give it a new token")
     secret = secrets.token_urlsafe(32)

@@ -70,6 +70,7 @@ from txnkv.storage.faults import (
     disarm,
     disk_errors,
     fault_point,
+    is_there,
     no_thread,
     storage_full,
 )

@@ -65,6 +65,7 @@ from txnkv.storage.faults import (
     declare_fault_point,
     disk_errors,
     fault_point,
+    is_there,
     not_made,
     with_descriptor,
 )
@@ -286,8 +287,8 @@ class Backup:
         with disk_errors(path):
             if not folder.is_dir():
                 raise StoreNotFoundError(f"no backup at {folder}: there is no such folder")
-            if not path.is_file():
-                found = "a store" if (folder / "FORMAT").exists() else "another folder"
+            if not is_there(path):
+                found = "a store" if is_there(folder / "FORMAT") else "another folder"
                 raise IncompatibleStoreError(
                     f"{folder} is no backup, but {found}: it has no file {LIST}. Name a folder "
                     "that client.backup or `txnkv backup` made"

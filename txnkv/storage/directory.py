@@ -44,7 +44,13 @@ from txnkv.errors import (
     NotSupportedError,
     StoreNotFoundError,
 )
-from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, with_descriptor
+from txnkv.storage.faults import (
+    declare_fault_point,
+    disk_errors,
+    fault_point,
+    is_there,
+    with_descriptor,
+)
 
 STATUS_PAGE_BYTES: Final = 4096
 """Bytes of a page of status.db."""
@@ -112,7 +118,7 @@ class StoreDirectory:
             CorruptionError: FORMAT cannot be read as what it is.
         """
         real = store_path(path)
-        if not (real / "FORMAT").exists():
+        if not is_there(real / "FORMAT"):
             if read_only or not create:
                 raise StoreNotFoundError(_not_found(real))
             _create(real)
@@ -183,7 +189,7 @@ class StoreDirectory:
         files = self.status_path, self.path / "status.db-wal"
         if not no_schema:
             used = used or any(_holds_something(self.path / name) for name in ("tablets", "logs"))
-            used = used or (self.path / "maintenance.lock").exists()
+            used = used or is_there(self.path / "maintenance.lock")
         # The WAL first: who makes a store writes to the database before.
         wal, size = _size(files[1]), _size(files[0])
         lost = [file for file, bytes_ in zip(files, (size, wal), strict=True) if bytes_ == 0]
@@ -304,7 +310,7 @@ def store_path(path: str | os.PathLike[str]) -> Path:
 def _create(path: Path) -> None:
     _make_store_folder(path)
     with _creation_lock(path):
-        if (path / "FORMAT").exists():
+        if is_there(path / "FORMAT"):
             return
         # A power loss may keep any of the names that are not durable: without CREATING the
         # others would look like somebody else's, without a name of its own the store is gone.
@@ -319,7 +325,7 @@ def _create(path: Path) -> None:
 
 
 def _make_store_folder(path: Path) -> None:
-    missing = [parent for parent in path.parents if not parent.exists()]
+    missing = [parent for parent in path.parents if not is_there(parent)]
     path.parent.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync_directory(made.parent)
@@ -342,7 +348,7 @@ def _refuse_foreign(path: Path) -> None:
         return
     shown = ", ".join(sorted(names - {_CREATING})[:5])
     # The maker may have finished between the two looks.
-    if (path / "FORMAT").exists():
+    if is_there(path / "FORMAT"):
         return
     raise IncompatibleStoreError(
         f"{path} is no txnkv store (it has no FORMAT file) and is not empty: it holds {shown}. "
@@ -373,7 +379,7 @@ def _creation_lock(path: Path) -> Iterator[None]:
     with opened(path / _CREATING, os.O_RDWR | os.O_CREAT) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        if (path / "FORMAT").exists():
+        if is_there(path / "FORMAT"):
             (path / _CREATING).unlink(missing_ok=True)
 
 
@@ -401,9 +407,9 @@ def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
 def _not_found(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; a store is a directory"
-    if (path / "status.db").exists() and (path / "tablets").exists():
+    if is_there(path / "status.db") and is_there(path / "tablets"):
         return f"no store at {path}: there is all but its FORMAT file; put that back"
-    found = "there is no FORMAT file" if path.exists() else "there is nothing"
+    found = "there is no FORMAT file" if is_there(path) else "there is nothing"
     return f"no store at {path}: {found}. Check the path, or open it with create=True"
 
 

@@ -16,7 +16,13 @@ from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import HOLD_SECONDS, Environment
 from txnkv.storage.extents import Extents, Tracked
-from txnkv.storage.faults import CLOSE_IDLE, descriptor_limit, disk_errors, with_descriptor
+from txnkv.storage.faults import (
+    CLOSE_IDLE,
+    descriptor_limit,
+    disk_errors,
+    is_there,
+    with_descriptor,
+)
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.locks import new_lock
@@ -261,12 +267,12 @@ class Environments:
 
     def _is_there(self, path: Path, tracked: Tracked | None) -> bool:
         with disk_errors(path):
-            if (path / "data.mdb").exists():
+            if is_there(path / "data.mdb"):
                 return True
             # Looked at again: it may have been made meanwhile.
-            if tracked is not None and tracked.required() and not (path / "data.mdb").exists():
+            if tracked is not None and tracked.required() and not is_there(path / "data.mdb"):
                 raise tracked.gone(path)
-            return (path / "data.mdb").exists()
+            return is_there(path / "data.mdb")
 
     def _tracked(self, name: str, label: str, part: str) -> Tracked | None:
         # Side logs of their own are accounted for in that of their partition.
@@ -309,7 +315,7 @@ class Environments:
         disk has them still.
         """
         for name, environment in list(self._held.items()):
-            if environment.is_open and not (environment.path / "data.mdb").exists():
+            if environment.is_open and not is_there(environment.path / "data.mdb"):
                 self.drop(name)
 
     def close_all(self) -> None:

@@ -59,7 +59,7 @@ import lmdb
 
 from txnkv.core import punch_hole
 from txnkv.errors import CorruptionError
-from txnkv.storage.faults import declare_fault_point, fault_point, with_descriptor
+from txnkv.storage.faults import declare_fault_point, fault_point, is_there, with_descriptor
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError
 
@@ -331,7 +331,7 @@ def expect_files(cur: apsw.Cursor, path: Path) -> None:
         f"{folder}/{entry.name}"
         for folder in ("tablets", "logs")
         for entry in (path / folder).iterdir()
-        if entry.name.isdigit() and (entry / "data.mdb").exists()
+        if entry.name.isdigit() and is_there(entry / "data.mdb")
     ]
     cur.executemany(
         "INSERT INTO extents (name, identity, written) VALUES (?, ?, 0) "

@@ -206,9 +206,24 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
 def database_denied(path: Path) -> TxnkvError | None:
     """The error for a database of SQLite, or its WAL, that this user may not read; else None."""
     for file in (path, path.with_name(path.name + "-wal")):
-        if file.exists() and not os.access(file, os.R_OK):  # opened and closed, it loses its locks
+        if is_there(file) and not os.access(file, os.R_OK):  # opened and closed, it loses its locks
             return lmdb_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), file)
     return None
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether a file or folder is there.
+
+    Raises:
+        PermissionError: this user may not look; `Path.exists` has not told that since 3.14.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import Extent, Tracked
-from txnkv.storage.faults import fault_point
+from txnkv.storage.faults import fault_point, is_there
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import FolderTurn
 
@@ -445,7 +445,7 @@ def make_environment_files(path: Path, databases: Sequence[bytes] = ()) -> None:
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         fcntl.flock(folder, fcntl.LOCK_EX)
         _make_lock_file(path / "lock.mdb")
-        if not (path / "data.mdb").exists():
+        if not is_there(path / "data.mdb"):
             _make_data_file(path, databases)
 
 

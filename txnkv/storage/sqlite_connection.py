@@ -55,6 +55,7 @@ from txnkv.storage.faults import (
     FULL_ERRNOS,
     InjectedFault,
     database_denied,
+    is_there,
     is_without_descriptor,
     no_descriptor,
     with_descriptor,
@@ -169,7 +170,7 @@ def _open_read_only(path: Path, cache_bytes: int) -> apsw.Connection:
     # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
     # the database alone is the whole truth, and it cannot change under us.
     wal = path.with_name(path.name + "-wal")
-    if wal.exists() and wal.stat().st_size > 0:
+    if is_there(wal) and wal.stat().st_size > 0:
         raise UnavailableError(
             f"{path} has a WAL that cannot be read on a read-only file system; open the store "
             "once where it can be written"
@@ -234,7 +235,7 @@ def _is_protected(path: Path) -> bool:
     Else one of them could not be opened to write just then, and SQLite opened it to read.
     """
     files = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
-    there = [file for file in files if file.exists()]
+    there = [file for file in files if is_there(file)]
     return not all(os.access(file, os.W_OK) for file in [path.parent, *there])
 
 

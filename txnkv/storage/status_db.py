@@ -49,7 +49,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import LEAST_FREE_BYTES, Extents
-from txnkv.storage.faults import armed, declare_fault_point, fault_point, with_descriptor
+from txnkv.storage.faults import armed, declare_fault_point, fault_point, is_there, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import (
@@ -516,10 +516,10 @@ class StatusDatabase:
         self, script: str, initialise: Initialise, upgrades: Sequence[str], refuse_lost: RefuseLost
     ) -> None:
         used = refuse_lost(self._runtime.durable > 0, False)
-        if not self._read_only and not self.path.exists():
+        if not self._read_only and not is_there(self.path):
             make_private_file(self.path)
             sync_directory(self.path.parent)
-        if self.path.exists() and self.path.stat().st_size > 0:
+        if is_there(self.path) and self.path.stat().st_size > 0:
             with self.read() as cursor:
                 version = schema_version(cursor)
             if version == len(upgrades) + 1 or (version and self._read_only):

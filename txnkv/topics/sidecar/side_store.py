@@ -58,6 +58,7 @@ from txnkv.storage import (
     Environments,
     declare_fault_point,
     fault_point,
+    is_there,
     make_private_directory,
     numbers_in,
     sync_directory,
@@ -434,7 +435,7 @@ class OwnLogs:
         Raises:
             CorruptionError: what is before the index is not there; nothing was put.
         """
-        if not self._folder.exists() and not begun:
+        if not is_there(self._folder) and not begun:
             make_private_directory(self._folder)
             sync_directory(self._folder.parent)
 
@@ -528,7 +529,7 @@ class OwnLogs:
 
     def remove_left(self) -> None:
         """Removes what somebody who died had begun to remove."""
-        left = self._folder.glob(f"{_REMOVED}*") if self._folder.exists() else ()
+        left = self._folder.glob(f"{_REMOVED}*") if is_there(self._folder) else ()
         for each in left:
             shutil.rmtree(each, ignore_errors=True)
 
@@ -550,4 +551,4 @@ def close_all(environments: Environments, folder: Path, name: str) -> None:
 
 
 def _names(folder: Path) -> set[int]:
-    return numbers_in(folder) if folder.exists() else set()
+    return numbers_in(folder) if is_there(folder) else set()
