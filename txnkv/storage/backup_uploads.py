@@ -40,7 +40,7 @@ from txnkv.storage.backup_files import (
     whole_folder,
 )
 from txnkv.storage.directory import folder_at, make_private_directory, to_read
-from txnkv.storage.faults import disk_errors, with_descriptor
+from txnkv.storage.faults import disk_errors, is_there, with_descriptor
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -276,7 +276,7 @@ class DistantBackup(Backup):
             UnavailableError: the file system failed.
         """
         path = self._folder / name
-        if not path.exists():
+        if not is_there(path):
             for folder in reversed(path.relative_to(self._folder.parent).parents[:-1]):
                 make_private_directory(self._folder.parent / folder)
             fetched = path.with_name(path.name + ".part")
@@ -335,7 +335,7 @@ def backups_at(place: Place) -> tuple[list[Backup], list[CorruptionError]]:
     if isinstance(place, Path):
         with disk_errors(place):
             below: list[Place] = [path.parent for path in sorted(place.glob(f"[!.]*/{LIST}"))]
-        is_one = (place / LIST).exists() or not place.is_dir()
+            is_one = is_there(place / LIST) or not place.is_dir()
     else:
         with _failures(place, "a look"):
             is_one = place.size(LIST) is not None
