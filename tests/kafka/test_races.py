@@ -12,6 +12,8 @@ import txnkv
 from tests.kafka.test_groups import asking, running, until
 from tests.kafka.test_requests import _add, _begin, _commit_offset, _end, _offset, _send
 from tools.kafka_wire import Wire
+from txnkv.client import live_members
+from txnkv.errors import TransactionConflictError
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import ConsumerGroup
@@ -61,6 +63,33 @@ def test_offsets_that_are_committed_while_they_are_read_are_not_those_of_before(
     monkeypatch.setattr(table, "scan", slowly)
     assert _offset(wire) in ((7, 0), (-1, Code.UNSTABLE_OFFSET_COMMIT))
     assert _offset(wire) == (7, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_late_member_of_the_store_commits_is_refused(
+    store: txnkv.Client, wire: Wire, late: bool
+) -> None:
+    """It is out, and a consumer of Kafka's goes on at the group's offset: what both did counted.
+    The one that is not out is left alone.
+    """
+    topic, out = store.create_topic("t"), store.create_topic("out")
+    store.run(lambda txn: txn.send(topic, b"a"))
+    member = store.consumer(topic, group="g", max_poll_seconds=0.3 if late else 300)
+    assert len(member.poll()) == 1
+    open = store.new_transaction()
+    open.send(out, b"done")
+    member.commit(open)
+    if late:
+        until(lambda: not live_members(store, "g"))
+    assert _offset(wire) == (0, 0)
+    if late:
+        with pytest.raises(TransactionConflictError):
+            open.commit()
+    else:
+        open.commit()
+    assert _offset(wire) == (0 if late else 1, 0)
+    assert out.end_offsets()[0] == (0 if late else 1)
+    member.close()
 
 
 def test_a_batch_whose_append_was_unsure_counts_once(

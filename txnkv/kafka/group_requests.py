@@ -20,6 +20,7 @@ from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinReques
 from txnkv.kafka.transaction_requests import named_producer
 from txnkv.kafka.transactional_ids import OffsetKey
 from txnkv.kafka.wire_codec import KafkaRequest
+from txnkv.transaction import Transaction
 
 _METADATA_MOST: Final = 4096
 _CONSUMER: Final = "consumer"
@@ -257,6 +258,28 @@ def fetch_offsets(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
     }
 
 
+def _rows_of(broker: Broker, group: str) -> list[dict[str, Any]]:
+    """The offsets that a group has committed. Whoever reads them goes on there; so they are taken
+    from members of the store that are out, as by a successor of their own kind, and what these
+    commit late is refused.
+    """
+    table, where = broker.offsets, [("group", "=", group)]
+    rows = list(table.scan(where=where))
+    if all(row["member"] is None for row in rows):
+        return rows
+
+    def take(txn: Transaction) -> list[dict[str, Any]]:
+        rows = list(txn.scan(table, where=where))
+        if not live_members(broker.client, group):
+            for row in rows:
+                if row["member"] is not None:
+                    txn.upsert(table, row | {"member": None})
+        return rows
+
+    found: list[dict[str, Any]] = broker.client.run(take)
+    return found
+
+
 def _offsets_of(
     broker: Broker, peer: Peer, group: str, topics: list[dict[str, Any]] | None, stable: bool
 ) -> dict[str, Any]:
@@ -265,7 +288,7 @@ def _offsets_of(
     # First: what ends after this is among the rows.
     pending = broker.ids.pending() if stable else frozenset()
     try:
-        rows = list(broker.offsets.scan(where=[("group", "=", group)]))
+        rows = _rows_of(broker, group)
     except TxnkvError as error:  # what clients ask for again, of other codes they do not
         code = Code.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else code_of(error)[0]
         return {"topics": [], "error_code": code}
