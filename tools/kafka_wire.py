@@ -94,10 +94,14 @@ def request(name: str, version: int, number: int = 0, **body: Any) -> bytes:
 
 
 def batch_of(
-    *values: bytes | None, producer: tuple[int, int] = (-1, -1), first: int = -1, open: bool = False
+    *values: bytes | None,
+    producer: tuple[int, int] = (-1, -1),
+    first: int = -1,
+    open: bool = False,
+    header: bytes | None = None,
 ) -> bytes:
-    """A batch of messages as a producer sends it."""
-    records = b"".join(_record(number, value) for number, value in enumerate(values))
+    """A batch of messages as a producer sends it, each perhaps with an empty header of a name."""
+    records = b"".join(_record(number, value, header) for number, value in enumerate(values))
     count = len(values)
     attributes = 0x10 if open else 0
     ids = struct.pack(">qhii", *producer, first, count)
@@ -106,9 +110,10 @@ def batch_of(
     return head + struct.pack(">I", core.crc32c(checked)) + checked
 
 
-def _record(number: int, value: bytes | None) -> bytes:
+def _record(number: int, value: bytes | None, header: bytes | None) -> bytes:
     said = _zigzag(-1) if value is None else _zigzag(len(value)) + value
-    body = b"\0" + _zigzag(0) + _zigzag(number) + _zigzag(-1) + said + _zigzag(0)
+    headers = b"\0" if header is None else b"\2" + _zigzag(len(header)) + header + _zigzag(-1)
+    body = b"\0" + _zigzag(0) + _zigzag(number) + _zigzag(-1) + said + headers
     return _zigzag(len(body)) + body
 
 

@@ -32,6 +32,17 @@ def test_damaged_headers_are_refused(blob: bytes) -> None:
         core.split_headers(pa.array([None, blob], pa.binary()))
 
 
+def test_a_name_that_is_no_utf_8() -> None:
+    blob = b"\2\0" + b"\1\0a" + bytes(4) + b"\2\0\xc3(" + bytes(4)
+    column = pa.array([blob, None], pa.binary())
+    made = core.split_headers(column)
+    made.validate(full=True)
+    names = [pair["key"] for pair in made.to_pylist()[0]]
+    assert names == [name for name, _ in core.decode_headers(blob)] == ["a", "\ufffd("]
+    with pytest.raises(UnicodeDecodeError):
+        core.split_headers(column, errors="strict")
+
+
 PAIRS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 

@@ -292,6 +292,15 @@ def test_a_producer_numbers_from_0_on(
     assert topic.end_offsets() == {0: 0}
 
 
+@pytest.mark.parametrize(("name", "code"), [("\u00e9".encode(), 0), (b"\xe9", Code.INVALID_RECORD)])
+def test_a_header_s_name_is_utf_8(store: txnkv.Client, wire: Wire, name: bytes, code: int) -> None:
+    """Other clients send any bytes; nobody could read such a message, or go on behind it."""
+    topic = store.create_topic("t")
+    assert wire.produce("t", batch_of(b"v", header=name))["error_code"] == code
+    found = [message.headers for message in topic.consumer().poll(timeout=0)]
+    assert found == ([] if code else [[("\u00e9", b"")]])
+
+
 @pytest.mark.parametrize("large", ["name", "count", "time"])
 def test_a_message_above_a_limit_holds_up_no_other(
     store: txnkv.Client, server: KafkaServer, large: str

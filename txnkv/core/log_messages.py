@@ -104,7 +104,8 @@ def _little_endian(numbers: pa.Array, kind: pa.DataType) -> pa.BinaryArray:
 
 
 def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:
-    """Return the headers that `encode_headers` was given; None and no bytes are no headers.
+    """Return the headers that `encode_headers` was given; None and no bytes are no headers. What
+    is no UTF-8 in a name, as other clients may have sent it, is U+FFFD.
 
     Raises:
         CoreError: the bytes are damaged.
@@ -116,21 +117,22 @@ def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:
         (n,) = _U16.unpack_from(blob)
         for _ in range(n):
             end = at + 2 + _U16.unpack_from(blob, at)[0]
-            name = str(blob[at + 2 : end], "utf-8")
+            name = str(blob[at + 2 : end], "utf-8", "replace")
             at = end + 4 + _U32.unpack_from(blob, end)[0]
             headers.append((name, bytes(blob[end + 4 : at])))
-    except (struct.error, UnicodeDecodeError) as error:
+    except struct.error as error:
         raise CoreError(f"the headers of a message are damaged: {error}") from error
     if at != len(blob):
         raise CoreError(f"the headers of a message are damaged: {len(blob)} bytes, not {at}")
     return headers
 
 
-def split_headers(blobs: pa.BinaryArray) -> pa.ListArray:
+def split_headers(blobs: pa.BinaryArray, *, errors: str = "replace") -> pa.ListArray:
     """The headers of messages as lists, of names (string) and values (binary).
 
     Args:
         blobs: of each message what `encode_headers` gave; null: none.
+        errors: of names that are no UTF-8; "strict" refuses them.
 
     Returns:
         list<struct<key: string, value: binary>>, null where there are none. Nothing points into
@@ -138,6 +140,7 @@ def split_headers(blobs: pa.BinaryArray) -> pa.ListArray:
 
     Raises:
         CoreError: the bytes are damaged, or a column would pass 2 GiB.
+        UnicodeDecodeError: a name is no UTF-8, where that is refused.
     """
     if blobs.offset:
         blobs = pa.concat_arrays([blobs, blobs.slice(0, 0)])
@@ -154,6 +157,11 @@ def split_headers(blobs: pa.BinaryArray) -> pa.ListArray:
     out = [ffi.cast("uint32_t *", pointer(each)) for each in (lists, name_ends, value_ends)]
     lib.headers_split(begins, n, memory, out[0], out[1], pointer(names), out[2], pointer(values))
     key = pa.Array.from_buffers(pa.string(), count, [None, name_ends, names], 0)
+    try:
+        key.validate(full=True)
+    except pa.ArrowInvalid:
+        found = key.cast(pa.binary()).to_pylist()
+        key = pa.array([str(name, "utf-8", errors) for name in found], pa.string())
     value = pa.Array.from_buffers(pa.binary(), count, [None, value_ends, values], 0)
     pairs = pa.StructArray.from_arrays([key, value], fields=_PAIR)
     return pa.Array.from_buffers(

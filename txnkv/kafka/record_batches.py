@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, LimitError, crc32c, decode_records
+from txnkv.core import CoreError, LimitError, crc32c, decode_records, split_headers
 from txnkv.kafka.api_tables import Code, KafkaError
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -88,6 +88,10 @@ def read_batch(records: memoryview | None, most: int, take: Callable[[], None]) 
                 f"batches of more than {MOST_BYTES:,} bytes in a request: send smaller ones",
             )
         rows = decode_records(body, n, max(base_millis, 0))
+        if "headers" in rows.schema.names:
+            split_headers(rows.column("headers"), errors="strict")
+    except UnicodeDecodeError:
+        raise KafkaError(Code.INVALID_RECORD, "a header's name is no UTF-8") from None
     except LimitError:  # not as damaged: clients send that again, with all that waits behind it
         raise KafkaError(
             Code.INVALID_RECORD,

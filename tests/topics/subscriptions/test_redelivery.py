@@ -371,3 +371,20 @@ def test_a_message_of_a_time_that_no_datetime_holds_is_given_up_as_others(
     assert following is not None
     assert following.value == b"good"
     assert [each.value for each in client.topic("dead").consumer().poll(timeout=0)] == [b"bad"]
+
+
+def test_a_message_whose_header_has_a_name_that_is_no_utf_8_is_given_up_as_others(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    """Kafka's clients could send them; the subscription stood before it for ever."""
+    blob = b"\1\0" + b"\1\0\xe9" + b"\1\0\0\0x"
+    client.create_topic("dead")
+    sub = topic.subscribe("s", max_deliveries=1, dead_letter="dead")
+    with client.transaction() as txn:
+        txn.send_batch(topic, pa.table({"value": [b"bad", b"good"], "headers": [blob, None]}))
+    bad = take(sub)
+    assert bad.headers == [("\ufffd", b"x")]
+    sub.nack(bad)
+    assert take(sub).value == b"good"
+    (dead,) = client.topic("dead").consumer().poll(timeout=0)
+    assert dead.headers[0] == ("\ufffd", b"x")
