@@ -65,6 +65,15 @@ def test_options(store: txnkv.Client, wire: Wire) -> None:
     assert described(wire)[POLICY] == ("compact", False, 1)
     assert described(wire)["retention.ms"][0] == "-1"  # a compacted one keeps what is last
     assert change(POLICY, "compact", resource_name="side") == Code.INVALID_CONFIG
+    for name in ("retention.ms", "retention.bytes"):  # it took messages that are their keys' last
+        assert change(name, "60000") == Code.INVALID_CONFIG
+        assert change(name, "-1") == change(name, "", 1) == 0
+    limit = {"name": "retention.ms", "value": "60000", "config_operation": 0}
+    policy = {"name": POLICY, "value": "compact,delete", "config_operation": 0}
+    assert altered(wire, "IncrementalAlterConfigs", [limit, policy]) == 0
+    assert change("retention.ms", "70000") == 0
+    found = described(wire)
+    assert (found[POLICY][0], found["retention.ms"][0]) == ("compact,delete", "70000")
 
 
 def test_messages_without_a_key_are_refused(store: txnkv.Client, wire: Wire) -> None:
