@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
-from tests.kafka.test_requests import _add, _begin, _end, _send
+from tests.kafka.test_requests import _add, _begin, _commit_offset, _end, _offset, _send
 from tools.kafka_wire import Wire
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.api_tables import Code
@@ -74,3 +75,26 @@ def test_an_epoch_that_nobody_was_given_is_fenced(store: txnkv.Client, wire: Wir
     who = _begin(wire)
     assert _add(wire, who) == 0
     assert_fenced(wire, who | {"producer_epoch": who["producer_epoch"] + 1})
+
+
+def test_offsets_that_are_open_are_known_whatever_the_clock_says(
+    store: txnkv.Client, serve: Serve, dial: Dial
+) -> None:
+    """It was an hour fast at the commit before; the next server told offset 4 to be stable."""
+    store.create_topic("t")
+    server = serve()
+    wire = dial(server)
+    who = _begin(wire)
+    for offset in (4, 5):
+        assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
+        assert _commit_offset(wire, who, offset) == 0
+        if offset == 4:
+            assert _end(wire, who, commit=True) == 0
+            (row,) = store.table("kafka_offsets").scan()
+            row["committed"] += timedelta(hours=1)
+            store.run(lambda txn, row=row: txn.upsert("kafka_offsets", row))
+    server.close()
+    wire = dial(serve())
+    assert _offset(wire) == (-1, Code.UNSTABLE_OFFSET_COMMIT)
+    assert _end(wire, who, commit=True) == 0
+    assert _offset(wire) == (5, 0)

@@ -522,17 +522,15 @@ class TransactionalIds:
         }
 
     def _offsets_of(self, txn: Transaction) -> list[OffsetKey]:
-        """The offsets that a transaction has and nobody else sees."""
+        """The offsets that a transaction has: rows that were not so at its begin."""
         if OFFSETS_TABLE not in self._client.tables():
             return []
         columns = ["group", "topic", "partition", "committed"]
         table = self._client.table(OFFSETS_TABLE)
-        there = {tuple(row.values())[:3]: row["committed"] for row in table.scan(columns=columns)}
-        return [
-            (row["group"], row["topic"], row["partition"])
-            for row in txn.scan(table, columns=columns)
-            if (seen := there.get(tuple(row.values())[:3])) is None or row["committed"] > seen
-        ]
+        with self._client.snapshot(txn.snapshot) as begin:
+            before = {tuple(row.values()) for row in begin.scan(table, columns)}
+        now = {tuple(row.values()) for row in txn.scan(table, columns)}
+        return [(group, topic, number) for group, topic, number, _ in now - before]
 
     def _with_topics(self, keys: Iterable[OffsetKey]) -> dict[OffsetKey, int | None]:
         """Ids of the topics of offsets, as of now; None for one that is not there."""
