@@ -92,6 +92,30 @@ def test_what_a_late_member_of_the_store_commits_is_refused(
     member.close()
 
 
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_commit_without_metadata_leaves_that_of_a_group_that_began_at_the_latest(
+    store: txnkv.Client, wire: Wire, in_transaction: bool
+) -> None:
+    """It missed the messages of a partition that was added later."""
+    topic = store.create_topic("t")
+    store.run(lambda txn: txn.send(topic, b"before"))
+    with store.consumer(topic, group="g", reset="latest") as member:
+        assert member.poll(timeout=0) == []
+    if in_transaction:
+        who = _begin(wire)
+        assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
+        assert _commit_offset(wire, who, 1, metadata="") == 0
+        assert _end(wire, who, commit=True) == 0
+    else:
+        told = {"partition_index": 0, "committed_offset": 1, "committed_metadata": None}
+        nobody = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+        wire.ask("OffsetCommit", **nobody, topics=[{"name": "t", "partitions": [told]}])
+    topic.alter(partitions=2)
+    store.run(lambda txn: txn.send(topic, b"added", partition=1))
+    with store.consumer(topic, group="g", reset="latest") as member:
+        assert [m.value for m in member.poll(timeout=0)] == [b"added"]
+
+
 def test_a_batch_whose_append_was_unsure_counts_once(
     store: txnkv.Client, wire: Wire, monkeypatch: Any
 ) -> None:

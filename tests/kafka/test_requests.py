@@ -194,8 +194,8 @@ def _end(wire: Wire, who: dict[str, Any], commit: bool) -> int:
     return code
 
 
-def _commit_offset(wire: Wire, who: dict[str, Any], offset: int) -> int:
-    told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "m"}
+def _commit_offset(wire: Wire, who: dict[str, Any], offset: int, metadata: str = "m") -> int:
+    told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": metadata}
     topics = [{"name": "t", "partitions": [told]}]
     group = {"group_id": "g", "generation_id": -1, "member_id": ""}
     answer = wire.ask("TxnOffsetCommit", **who, **group, topics=topics)

@@ -37,6 +37,7 @@ from txnkv.client.consumer import Consumer as Consumer
 from txnkv.client.dump_files import DumpReport as DumpReport
 from txnkv.client.dump_files import dump as dump
 from txnkv.client.group_consumer import GroupConsumer as GroupConsumer
+from txnkv.client.group_members import LATEST_NOTE as LATEST_NOTE
 from txnkv.client.group_members import MEMBERS_TABLE as MEMBERS_TABLE
 from txnkv.client.group_members import OFFSETS_TABLE as OFFSETS_TABLE
 from txnkv.client.group_members import live_members as live_members

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from txnkv.client.consumer import Consumer
-from txnkv.client.group_members import GroupClient, Membership, offsets_table
+from txnkv.client.group_members import LATEST_NOTE, GroupClient, Membership, offsets_table
 from txnkv.client.topic import Topic
 from txnkv.coordinator import TxnState
 from txnkv.errors import (
@@ -54,8 +53,6 @@ Reset: TypeAlias = Literal["earliest", "latest", "none"]
 _Row: TypeAlias = Mapping[str, Any]
 
 RESETS: Final = get_args(Reset)
-_LATEST: Final = re.compile("latest of ([0-9]+)")
-"""The metadata of a group's first positions, where it began at the latest of so many partitions."""
 _SETTLED, _UNSETTLED = 1_000_000, 50_000
 """Microseconds between two looks at the rows."""
 
@@ -461,7 +458,7 @@ class GroupConsumer(Closing):
     ) -> int:
         if row.get("offset", -1) < 0:
             latest = self._reset == "latest"
-            noted = (_LATEST.fullmatch(each["metadata"] or "") for each in begun)
+            noted = (LATEST_NOTE.fullmatch(each["metadata"] or "") for each in begun)
             added = latest and any(found is not None and number >= int(found[1]) for found in noted)
             offset = self._begin_of(number, "earliest" if added else self._reset)
             key = {"group": self.group, "topic": self._topic.name, "partition": number}

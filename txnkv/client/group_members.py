@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -38,6 +39,8 @@ from txnkv.transaction import Transaction
 
 MEMBERS_TABLE: Final = "group_members"
 OFFSETS_TABLE: Final = "kafka_offsets"
+LATEST_NOTE: Final = re.compile("latest of ([0-9]+)")
+"""The metadata of a group's first positions, where it began at the latest of so many partitions."""
 _MEMBERS: Final = Schema(
     {
         "group": "string",

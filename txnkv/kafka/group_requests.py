@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from txnkv.client import live_members
+from txnkv.client import LATEST_NOTE, live_members
 from txnkv.errors import TxnkvError
 from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
@@ -176,6 +176,11 @@ def _committed(broker: Broker, peer: Peer, body: Mapping[str, Any]) -> tuple[_Co
             epoch = each.get("committed_leader_epoch", -1)
             rest = {"offset": each["committed_offset"], "metadata": text, "committed": now}
             rows[key] = row | rest | {"leader_epoch": None if epoch < 0 else epoch}
+    if unsaid := [key for key, row in rows.items() if not row["metadata"]]:
+        there = broker.offsets.get_many(unsaid).column("metadata").to_pylist()
+        for key, text in zip(unsaid, there, strict=True):
+            if LATEST_NOTE.fullmatch(text or ""):  # of a group of the store, which needs it yet
+                rows[key]["metadata"] = text
     return rows, refused
 
 
