@@ -21,6 +21,7 @@ from tools.kafka_wire import Wire, batch_of, request
 from txnkv.kafka import KafkaServer, consumer_groups, listener, log_requests
 from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import STABLE, ConsumerGroup, Groups
+from txnkv.kafka.wire_codec import MalformedError, _varint, read_request
 from txnkv.server import Users, add_user
 
 Serve = Callable[..., KafkaServer]
@@ -290,6 +291,45 @@ def test_a_producer_numbers_from_0_on(
     batch = batch_of(b"v", producer=(7, epoch), first=first)
     assert wire.produce("t", batch)["error_code"] == Code.INVALID_RECORD
     assert topic.end_offsets() == {0: 0}
+
+
+def test_names_that_are_longer_than_texts_can_be_break_no_answer(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """Programs of the store may have some; nobody was told of any topic or group any more."""
+    name = "\u20ac" * 20_000
+    with store.consumer(store.create_topic(name), group=name) as member:
+        member.poll(timeout=0)
+        store.create_topic("t")
+        for version in range(1, 13):
+            found = wire.ask("Metadata", version, topics=None)["topics"]
+            assert [each["name"] for each in found] == ["t"]
+        for version in range(6):
+            (group,) = wire.ask("ListGroups", version)["groups"]
+            assert group["group_id"] == name[: 0x7FFF // 3]
+    long = {"name": "\0" * 20_000, "num_partitions": 1, "replication_factor": 1}
+    for version in (4, 6):  # its error has the name four times as long
+        (refused,) = wire.ask("CreateTopics", version, topics=[long])["topics"]
+        assert refused["error_code"] == Code.INVALID_TOPIC
+
+
+def test_texts_that_no_16_bits_count_are_no_request() -> None:
+    head = struct.pack(">hhih", 8, 8, 0, -1) + b"\0"  # OffsetCommit in version 8
+    with pytest.raises(MalformedError, match="40,000 bytes: 32,767 are the most"):
+        read_request(head + _varint(40_001) + b"g" * 40_000)
+
+
+def test_a_topic_has_a_name_before_topics_have_ids(
+    server: KafkaServer, dial: Dial, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in range(10):
+        wire = dial(server)
+        wire.socket.sendall(request("Metadata", version, topics=[{"name": None}]))
+        with pytest.raises((EOFError, ConnectionError)):
+            wire.read()
+    assert {each.getMessage().partition(": ")[2] for each in caplog.records} == {
+        "a topic without a name, before topics have ids"
+    }
 
 
 @pytest.mark.parametrize(("name", "code"), [("\u00e9".encode(), 0), (b"\xe9", Code.INVALID_RECORD)])

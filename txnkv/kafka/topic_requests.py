@@ -21,7 +21,7 @@ from txnkv.errors import (
 )
 from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
-from txnkv.kafka.wire_codec import KafkaRequest
+from txnkv.kafka.wire_codec import MOST_TEXT, KafkaRequest, MalformedError
 from txnkv.server import SCRAM, ScramExchange, Users
 from txnkv.topics import TopicInfo, TopicOptions
 
@@ -41,9 +41,12 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     failed: dict[str, Code] = {}
     if broker.new_partitions and body.get("allow_auto_topic_creation", True):
         failed = _make_missing(broker, peer, named)
-    there = broker.engine.names()  # once: a name that is not there would be looked up for itself
+    # Once: a name that is not there would be looked up for itself.
+    there = [name for name in broker.engine.names() if len(name.encode()) <= MOST_TEXT]
     topics: list[dict[str, Any]] = []
     if len(named) < len(asked or ()):
+        if request.version < 10:
+            raise MalformedError("a topic without a name, before topics have ids")
         ids = [each["topic_id"] for each in asked if each["name"] is None]
         seen = [name for name in there if peer.may("read", name) or peer.may("write", name)]
         named, topics = _by_ids(broker, named, ids, seen)

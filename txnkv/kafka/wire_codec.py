@@ -1,8 +1,8 @@
 """Bytes of a request into a dict, and a dict into the bytes of an answer, by the tables.
 
 Whatever comes is checked before it is believed: a length that passes what was sent, an array of
-more elements than bytes are left, a null where there can be none, or text that is no UTF-8 is a
-MalformedError, and no memory is taken for what was only announced.
+more elements than bytes are left, a null where there can be none, or text that is no UTF-8 or too
+long is a MalformedError, and no memory is taken for what was only announced.
 
     Request    length i32 | key i16 | version i16 | correlation i32 | client id | [tags] | fields
     Answer     length i32 | correlation i32 | [tags] | fields              [tags]: flexible versions
@@ -29,6 +29,8 @@ _NUMBERS: Final = {
 }
 _I16, _I32 = _NUMBERS["i16"], _NUMBERS["i32"]
 _UUID_BYTES: Final = 16
+MOST_TEXT: Final = 0x7FFF
+"""Bytes of a text at most, though a varint counts more: versions before had 16 bits."""
 _MOST_ELEMENTS: Final = 20_000
 """The most of all arrays of a request: each takes far more memory than bytes."""
 
@@ -119,6 +121,8 @@ class _Reader:
         size = self.length(short=True)
         if size is None:
             return None
+        if size > MOST_TEXT:
+            raise MalformedError(f"a text of {size:,} bytes: {MOST_TEXT:,} are the most")
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError:
@@ -261,6 +265,8 @@ class _Writer:
             self.length(-1, short=field.kind == "str")
         else:
             data = value.encode() if field.kind == "str" else value
+            if field.kind == "str" and len(data) > MOST_TEXT:  # a name of the store, or of an error
+                data = str(data[:MOST_TEXT], "utf-8", "ignore").encode()
             self.length(len(data), short=field.kind == "str")
             self.parts.append(data)
 
