@@ -11,7 +11,7 @@ import pytest
 import txnkv
 from tests import internals
 from tests.kafka.test_requests import _add, _begin, _commit_offset, _end, _offset, _send
-from tools.kafka_wire import Wire
+from tools.kafka_wire import Wire, batch_of
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.api_tables import Code
 
@@ -98,3 +98,18 @@ def test_offsets_that_are_open_are_known_whatever_the_clock_says(
     assert _offset(wire) == (-1, Code.UNSTABLE_OFFSET_COMMIT)
     assert _end(wire, who, commit=True) == 0
     assert _offset(wire) == (5, 0)
+
+
+def test_a_producer_of_transactions_sends_nothing_beside_them(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """One that was fenced could: the epoch of such a batch is another one."""
+    topic = store.create_topic("t")
+    who = _begin(wire)
+    assert _add(wire, who) == 0
+    batch = batch_of(b"a", producer=(who["producer_id"], who["producer_epoch"]), first=0)
+    for _ in range(2):
+        refused = wire.produce("t", batch, transactional_id=who["transactional_id"])
+        assert refused["error_code"] == Code.INVALID_TXN_STATE
+        _begin(wire)  # the successor
+    assert topic.end_offsets() == {0: 1}  # the marker

@@ -302,6 +302,8 @@ def _append(
         named = Named(transactional_id or "", first.producer_id, first.epoch)
         (one,) = some
         return [broker.ids.send(named, topic, one.number, one.batch.rows, first.sequence)]
+    if transactional_id:  # whose producer may be fenced, which nothing would tell
+        raise KafkaError(Code.INVALID_TXN_STATE, "a batch in no transaction, of a producer of some")
     messages = [(each.number, each.batch.rows) for each in some]
     if first.producer_id < 0:
         sent = broker.plain(peer, topic).deliver(messages)
