@@ -210,6 +210,18 @@ def test_those_before_an_end_are_answered(store: txnkv.Client, wire: Wire, held:
     assert values(store) == [b"a", b"b"]
 
 
+def test_each_batch_of_a_request_has_an_answer_in_its_place(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """A partition that came twice had one: clients find answers by their place."""
+    store.create_topic("t")
+    batches = [(5, batch_of(b"nowhere")), *((0, batch_of(value)) for value in (b"a", b"b"))]
+    told = [{"index": number, "records": batch} for number, batch in batches]
+    answer = wire.ask("Produce", acks=-1, topics=[{"name": "t", "partitions": told}])
+    found = answer["responses"][0]["partition_responses"]
+    assert [(each["index"], each["base_offset"]) for each in found] == [(5, -1), (0, 0), (0, 1)]
+
+
 @pytest.mark.parametrize("bad", [struct.pack(">ihhi", 8, 0, 99, 3), struct.pack(">ihh", 4, 0, 7)])
 def test_no_request_behind_others_ends_after_them(
     store: txnkv.Client, wire: Wire, held: Held, bad: bytes

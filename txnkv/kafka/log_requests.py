@@ -63,6 +63,7 @@ _MOST_TOGETHER: Final = 4 << 20
 
 
 class _Incoming(NamedTuple):
+    at: int
     number: int
     batch: ProducerBatch
 
@@ -73,7 +74,7 @@ class _Told:
 
     Attributes:
         incoming: those that may be appended.
-        answers: of the others, by number of the partition.
+        answers: of the others, by their place in the request.
         nbytes: of messages in `incoming`.
     """
 
@@ -186,15 +187,15 @@ def _told(request: KafkaRequest, topics: list[dict[str, Any]]) -> Mapping[str, A
 def _read(broker: Broker, peer: Peer, told: dict[str, Any], take: Callable[[], None]) -> _Told:
     """The batches of one topic, as `read_batch` reads them."""
     found = _Told(told["name"], [], {})
-    for each in told["partitions"]:
+    for at, each in enumerate(told["partitions"]):
         try:
             partition = broker.partition(peer, "write", told["name"], each["index"])
             batch = read_batch(each["records"], max(MOST_BYTES - found.nbytes, 0), take)
             _require_fitting(partition.topic, batch)
             found.nbytes += batch.rows.nbytes
-            found.incoming.append(_Incoming(each["index"], batch))
+            found.incoming.append(_Incoming(at, each["index"], batch))
         except Exception as error:
-            found.answers[each["index"]] = _refused(each["index"], error)
+            found.answers[at] = _refused(each["index"], error)
     return found
 
 
@@ -211,11 +212,11 @@ def _appended(
             if len(some) > 1 and isinstance(error, OutOfOrderSequenceError):
                 commits += [[each] for each in some]  # nothing was appended, and one is to blame
                 continue
-            answers |= {each.number: _refused(each.number, error) for each in some}
+            answers |= {each.at: _refused(each.number, error) for each in some}
             continue
         for sent, offset in zip(some, offsets, strict=True):
-            answers[sent.number] = _accepted(sent.number, offset)
-    return list(answers.values())
+            answers[sent.at] = _accepted(sent.number, offset)
+    return [answers[at] for at in sorted(answers)]
 
 
 def _accepted(index: int, offset: int) -> dict[str, Any]:
