@@ -15,7 +15,8 @@ import txnkv
 from tests.kafka.test_limits import log_in
 from tests.kafka.test_requests import NOBODY, Dial, _add, _begin, _end, _send
 from tools.kafka_wire import Wire, batch_of
-from txnkv.client import MEMBERS_TABLE, OFFSETS_TABLE
+from txnkv.client import MEMBERS_TABLE, NAMES_TABLE, OFFSETS_TABLE
+from txnkv.errors import SchemaError
 from txnkv.kafka import KafkaServer, api_tables
 from txnkv.kafka.api_tables import Code
 from txnkv.remote import RIGHTS
@@ -55,6 +56,28 @@ def test_topics_are_made_by_being_asked_for_where_the_server_is_told_so(
     wire = log_in(dial(serve(Users(users), new_partitions=3)), token)
     assert asked_for(wire, "t", **allowed) == (0, 3)
     assert asked_for(wire, "u", **allowed) == missing
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_what_is_only_validated_is_refused_as_what_is_done(
+    store: txnkv.Client, wire: Wire, only: bool
+) -> None:
+    def create(count: int, *placed: tuple[int, int]) -> int:
+        at = [{"partition_index": number, "broker_ids": [node]} for number, node in placed]
+        topic = {"name": "u", "num_partitions": count, "replication_factor": 1, "assignments": at}
+        (told,) = wire.ask("CreateTopics", topics=[topic], validate_only=only)["topics"]
+        return int(told["error_code"])
+
+    store.create_topic("t")
+    for count in (0, 1025, (1 << 31) - 1):
+        assert create(count) == Code.INVALID_PARTITIONS
+    for placed in (((0, 55),), ((1, 0),), ((0, 0), (0, 0))):
+        assert create(-1, *placed) == Code.INVALID_REPLICA_ASSIGNMENT
+    more = {"name": "t", "count": 1025, "assignments": None}
+    (told,) = wire.ask("CreatePartitions", topics=[more], validate_only=only)["results"]
+    assert told["error_code"] == Code.INVALID_PARTITIONS
+    assert create(-1, (1, 0), (0, 0)) == 0
+    assert store.topics() == (["t"] if only else ["t", "u"])
 
 
 @pytest.mark.parametrize(
@@ -312,6 +335,39 @@ def test_a_table_of_another_shape_in_place_of_groups(
     store.rename_table(name, "mine")
     committed(wire, "g", "t")
     assert wire.ask("DescribeGroups", groups=["g"])["groups"][0]["group_state"] == "Empty"
+
+
+def test_a_table_of_another_shape_in_place_of_names(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial
+) -> None:
+    """The server starts beside open transactions, and answers where it needs none of the names."""
+    store.create_table(NAMES_TABLE, OWN)
+    told = r"names of transactions .* id, group: .*rename_table\('transaction_names'"
+    with pytest.raises(SchemaError, match=told), store.transaction(name="n"):
+        pass
+    open = store.new_transaction()
+    open.serialize()
+    wire = dial(serve())
+    assert wire.ask("InitProducerId", **NOBODY)["error_code"] == Code.UNKNOWN_SERVER_ERROR
+    (found,) = wire.ask("DescribeTransactions", transactional_ids=["x"])["transaction_states"]
+    assert found["error_code"] == Code.TRANSACTIONAL_ID_NOT_FOUND
+    store.rename_table(NAMES_TABLE, "mine")
+    assert wire.ask("InitProducerId", **NOBODY)["error_code"] == 0
+    open.rollback()
+
+
+def test_groups_without_members_or_offsets_are_listed_by_nobody(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    store.create_topic("t")
+    committed(wire, "g", "t")
+    kind = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b""}]}
+    join = {**kind, "member_id": "", "session_timeout_ms": 6000, "rebalance_timeout_ms": 6000}
+    asked = wire.ask("JoinGroup", 4, group_id="asked", **join)
+    assert asked["error_code"] == Code.MEMBER_ID_REQUIRED
+    for states, expected in (([], ["g"]), (["empty"], ["g"]), (["STABLE"], [])):
+        found = wire.ask("ListGroups", states_filter=states)["groups"]
+        assert [each["group_id"] for each in found] == expected
 
 
 # -- options ---------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from txnkv.coordinator import PartIds, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     ProducerFencedError,
+    SchemaError,
     TransactionConflictError,
     TxnkvError,
     TxnNotFoundError,
@@ -89,13 +90,30 @@ def names_table(connection: Connection) -> Table:
     """Return the table of names; it is made at its first use.
 
     Raises:
-        TableExistsError: there is another table of this name.
+        SchemaError: a program has one of its own of this name.
     """
     engine = connection.instance.engine
     found = engine.find(NAMES_TABLE)
     if found is None:
         found = engine.provide(NAMES_TABLE, _NAMES, Partitioning.of(_NAMES, None))
-    return Table(connection, found)
+    return require_own(Table(connection, found), _NAMES, "names of transactions")
+
+
+def require_own(table: Table, schema: Schema, whose: str) -> Table:
+    """Return a table of this package.
+
+    Raises:
+        SchemaError: it is a program's own.
+    """
+    needed = {each for each, column in schema.columns.items() if not column.nullable}
+    there = table.schema
+    if there.primary_key != schema.primary_key or not needed <= {*there.names}:
+        raise SchemaError(
+            f"{whose} have their rows in a table {table.name!r}, and there is another one of "
+            f"this name, with the columns {', '.join(there.names)}: rename it, "
+            f"client.rename_table({table.name!r}, ...), and they make theirs"
+        )
+    return table
 
 
 def producer_number(table: Table) -> int:

@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
+from txnkv.client.attempts import require_own
 from txnkv.client.table import Table
 from txnkv.coordinator import TxnId, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
-    SchemaError,
     TableNotFoundError,
     TxnkvError,
     TxnNotFoundError,
@@ -102,15 +102,7 @@ def _found(client: GroupClient, name: str, schema: Schema) -> Table:
         TableNotFoundError: there is none.
         SchemaError: it is a program's own.
     """
-    found = client.table(name)
-    needed = {each for each, column in schema.columns.items() if not column.nullable}
-    if found.schema.primary_key != schema.primary_key or not needed <= {*found.schema.names}:
-        raise SchemaError(
-            f"consumer groups have their rows in a table {name!r}, and there is another one of "
-            f"this name, with the columns {', '.join(found.schema.names)}: rename it, "
-            f"client.rename_table({name!r}, ...), and they make theirs"
-        )
-    return found
+    return require_own(client.table(name), schema, "consumer groups")
 
 
 def offsets_table(client: GroupClient) -> Table:

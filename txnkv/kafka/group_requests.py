@@ -352,17 +352,19 @@ def _with_offsets(broker: Broker, id: str | None = None) -> set[str]:
 def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     if not peer.may("read"):
         return {}
-    states = set(request.body.get("states_filter") or [])
+    states = {each.lower() for each in request.body.get("states_filter") or []}
     types = {each.lower() for each in request.body.get("types_filter") or [_CLASSIC]}
     if _CLASSIC not in types:
         return {}
-    groups = []
-    for id in sorted({*_with_offsets(broker), *broker.groups.names()}):
+    groups, stored = [], _with_offsets(broker)
+    for id in sorted({*stored, *broker.groups.names()}):
         group = broker.groups.find(id)
         state = EMPTY if group is None else group.look()[0]
         if state == EMPTY and live_members(broker.client, id):
             state = STABLE
-        if not states or state in states:
+        if state == EMPTY and id not in stored:
+            continue  # somebody has asked for an id of a member, or left and committed nothing
+        if not states or state.lower() in states:
             kind = _CONSUMER if group is None else group.protocol_type
             told = {"group_id": id, "protocol_type": kind, "group_state": state}
             groups.append(told | {"group_type": _CLASSIC})

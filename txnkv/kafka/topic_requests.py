@@ -23,7 +23,7 @@ from txnkv.kafka.api_tables import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.wire_codec import MOST_TEXT, KafkaRequest, MalformedError
 from txnkv.server import SCRAM, ScramExchange, Users
-from txnkv.topics import TopicInfo, TopicOptions
+from txnkv.topics import MAX_PARTITIONS, TopicInfo, TopicOptions
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC, _BROKER = 2, 4
@@ -177,15 +177,19 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
             raise KafkaError(Code.INVALID_TOPIC, f"{name!r}: letters, digits, . _ and - are taken")
         if told["replication_factor"] not in (-1, 1):
             raise KafkaError(Code.INVALID_REPLICATION_FACTOR, "there is one broker: say 1")
-        count = len(told["assignments"]) or told["num_partitions"]
+        placed = {each["partition_index"]: each["broker_ids"] for each in told["assignments"]}
+        if placed != {number: [NODE] for number in range(len(told["assignments"]))}:
+            raise KafkaError(
+                Code.INVALID_REPLICA_ASSIGNMENT, f"each of the partitions is on broker {NODE} alone"
+            )
+        count = len(placed) or told["num_partitions"]
         count = 1 if count == -1 else count
         options = _options({each["name"]: each["value"] for each in told["configs"]}, _PASSED)
         if options.get("cleanup") == "compact" and options.get("buffer") == "sidecar":
             raise _not_compacted()
         if broker.engine.find(name) is not None:
             raise TopicExistsError(f"there is a topic {name!r} already")
-        if count < 1:
-            raise KafkaError(Code.INVALID_PARTITIONS, f"{count} partitions: take 1 or more")
+        _require_count(count)
         if not request.body["validate_only"]:
             _create(broker, name, count, **options)
         made = broker.engine.find(name)
@@ -198,6 +202,13 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
         }
 
     return {"topics": _each(request.body["topics"], create)}
+
+
+def _require_count(count: int) -> None:
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise KafkaError(
+            Code.INVALID_PARTITIONS, f"{count} partitions: a topic has 1 to {MAX_PARTITIONS}"
+        )
 
 
 def delete_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
@@ -220,6 +231,7 @@ def create_partitions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapp
             raise KafkaError(
                 Code.INVALID_PARTITIONS, f"{name!r} has {there} partitions: there can be more"
             )
+        _require_count(count)
         if placed is not None and [each["broker_ids"] for each in placed] != [[NODE]] * (
             count - there
         ):

@@ -50,6 +50,7 @@ from txnkv.coordinator import PARTITION, TxnId, TxnState, past_timeout, status_t
 from txnkv.errors import (
     InvalidTxnStateError,
     ProducerFencedError,
+    SchemaError,
     TransactionConflictError,
     TransactionTimedOutError,
     TxnkvError,
@@ -177,9 +178,10 @@ class TransactionalIds:
             live = {row.txn_id for row in status_table.live(cur)}
         if not live or NAMES_TABLE not in self._client.tables():
             return
-        for row in self.table.scan(where=[("via", "=", _VIA)]):
-            if row["txn"] is not None and TxnId(int(row["txn"])).local in live:
-                self._find(row["name"])
+        with suppress(SchemaError):  # a program's own table: whoever needs it is told
+            for row in self.table.scan(where=[("via", "=", _VIA)]):
+                if row["txn"] is not None and TxnId(int(row["txn"])).local in live:
+                    self._find(row["name"])
 
     @property
     def table(self) -> Table:
@@ -195,9 +197,10 @@ class TransactionalIds:
         if NAMES_TABLE not in self._client.tables():
             return []
         found = []
-        for row in self.table.scan():
-            last = None if row["txn"] is None else TxnId(int(row["txn"])).local
-            found.append((row["name"], row["id"], row["epoch"], last))
+        with suppress(SchemaError):  # a program's own table: there are none
+            for row in self.table.scan():
+                last = None if row["txn"] is None else TxnId(int(row["txn"])).local
+                found.append((row["name"], row["id"], row["epoch"], last))
         return found
 
     # -- ids -----------------------------------------------------------------------------
