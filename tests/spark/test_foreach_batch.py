@@ -115,18 +115,23 @@ def test_a_rollback_of_its_own_is_no_end(
     assert client.applied("daily") is None
 
 
-def test_a_commit_of_its_own_is_the_batch(
-    place: str, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
+@pytest.mark.parametrize("end", ["commit", "commit_async", "start_commit", "__exit__"])
+def test_a_commit_of_its_own_is_refused(
+    place: str, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int], end: str
 ) -> None:
+    """Else the batch would pass for done, although the function fails after that."""
+    given = [None] * 3 if end == "__exit__" else []
+
     def fn(df: Any, batch_id: int, txn: txnkv.Transaction) -> None:
         insert(df, batch_id, txn)
-        txn.commit()
+        getattr(txn, end)(*given)
+        pytest.fail("it was committed")
 
-    do = foreach_batch(place, fn, "daily")
-    do(frame(), 0)
-    do(frame(), 0)
-    assert calls == [0]
-    assert ids(table) == [1]
+    with pytest.raises(txnkv.InvalidTxnStateError, match="fn cannot commit the transaction of bat"):
+        foreach_batch(place, fn, "daily")(frame(), 0)
+    assert (client.applied("daily"), ids(table)) == (None, [])
+    foreach_batch(place, insert, "daily")(frame(), 0)
+    assert (calls, ids(table)) == ([0, 0], [2])
 
 
 def test_another_query_is_refused_until_it_begins_anew(

@@ -72,7 +72,8 @@ class ForeachBatch:
                 txn.mark_applied(mark.app_id, mark.version, mark.source)
                 if read is not None:
                     read.acknowledge(txn, planning)
-                self.fn(frame, batch_id, txn)
+                with _left_open(txn, batch_id):
+                    self.fn(frame, batch_id, txn)
                 if planning.was_rolled_back(txn):  # or the batch would pass for done
                     raise InvalidTxnStateError(
                         f"fn rolled back the transaction of batch {batch_id}: raise an error "
@@ -101,6 +102,29 @@ class ForeachBatch:
             yield BatchRead(subscription.info, found)
 
 
+_COMMITS: Final = ("commit", "commit_async", "start_commit")
+
+
+@contextmanager
+def _left_open(txn: Transaction, batch_id: int) -> Iterator[None]:
+    """Refuse commits by this handle: the batch would pass for done, whatever comes behind them."""
+
+    def refuse() -> None:
+        raise InvalidTxnStateError(
+            f"fn cannot commit the transaction of batch {batch_id}: it is committed when fn has "
+            "returned, for then the batch is done. Leave out commit() and `with txn:`; what is to "
+            "be there before goes into a transaction of its own"
+        )
+
+    own = vars(txn)
+    own.update(dict.fromkeys(_COMMITS, refuse))
+    try:
+        yield
+    finally:
+        for name in _COMMITS:
+            del own[name]
+
+
 def foreach_batch(
     path: str | os.PathLike[str],
     fn: BatchFunction,
@@ -113,9 +137,9 @@ def foreach_batch(
     """A function for `writeStream.foreachBatch`: each micro batch is one transaction.
 
     `fn(df, batch_id, txn)` writes any number of tables and topics, by Spark jobs with
-    `txnkv.spark.options(txn, table=...)` or `topic=...`, or by `txn` itself. When it returns, the
-    transaction commits; when it raises, nothing of the batch is there and the query fails. For a
-    batch that was committed before, it is not called.
+    `txnkv.spark.options(txn, table=...)` or `topic=...`, or by `txn` itself, and leaves it open.
+    When it returns, the transaction commits; when it raises, nothing of the batch is there and the
+    query fails. For a batch that was committed before, it is not called.
 
     Args:
         path: the store's directory, or the address of its server.
@@ -145,6 +169,7 @@ def foreach_batch(
         AlreadyAppliedError: another driver committed this batch meanwhile.
         UnavailableError: somebody else consumes the subscription.
         AckConflictError: another transaction holds what the batch has read.
+        InvalidTxnStateError: `fn` commits the transaction, or rolls it back.
         NotSupportedError: a subscription is given, and the query is one of Spark Connect, or
             reads its topic with order=commit.
     """
