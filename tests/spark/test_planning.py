@@ -25,6 +25,7 @@ def test_options_are_taken() -> None:
     read = Settings.of_read(PLACE | {"columns": "id, v", "SNAPSHOT": "123"})
     assert (read.path, read.table, read.columns) == ("/somewhere", "t", ("id", "v"))
     assert read.snapshot == txnkv.Timestamp(123)
+    assert Settings.of_read(PLACE | {"columns": ' ["x,y", " z"]'}).columns == ("x,y", " z")
     dated = Settings.of_read(PLACE | {"snapshot": "2024-01-02T03:04:05+00:00"})
     assert dated.snapshot == datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     write = Settings.of_write(
@@ -50,7 +51,12 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             "a read of a table has no option 'operation'",
         ),
         (PLACE | {"columns": "id,,v"}, ValueError, "names with commas"),
+        *(
+            (PLACE | {"columns": given}, ValueError, "or a JSON list of them")
+            for given in ("", "[]", '["id", ""]', '["id", 1]', '["id"')
+        ),
         (PLACE | {"columns": "id,id"}, ValueError, "twice"),
+        (PLACE | {"columns": '["id", "id"]'}, ValueError, "twice"),
         (PLACE | {"snapshot": "yesterday"}, ValueError, "ISO 8601"),
         (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
         (PLACE | {"appId": "a"}, ValueError, "a read of a table has no option 'appId'"),
@@ -242,6 +248,14 @@ def test_a_type_that_spark_has_not(client: txnkv.Client, load: Callable[..., Any
     with pytest.raises(AnalysisException, match="Spark has no type for: leave it out by option"):
         load(table="odd")
     assert load(table="odd", columns="id").collect() == []
+
+
+def test_columns_with_commas_and_blanks(client: txnkv.Client, load: Callable[..., Any]) -> None:
+    schema = txnkv.Schema({"id": "int64", "x,y": "int64", " z": "int64"}, primary_key=["id"])
+    client.create_table("odd", schema)
+    client.run(lambda txn: txn.insert("odd", (1, 2, 3)))
+    (row,) = load(table="odd", columns='["x,y", " z"]').collect()
+    assert row.asDict() == {"x,y": 2, " z": 3}
 
 
 def test_options_join_a_transaction(client: txnkv.Client, where: dict[str, str]) -> None:

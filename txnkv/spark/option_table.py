@@ -106,13 +106,20 @@ def location(checkpoint: str | None) -> str | None:
 
 
 def columns(given: str) -> tuple[str, ...]:
-    """Names of columns."""
-    names = tuple(each.strip() for each in given.split(","))
-    if not all(names):
-        raise ValueError(f"names with commas between, as 'id,total', not {given!r}")
+    """Names of columns: with commas between, or any at all as JSON."""
+    try:
+        is_json = given.lstrip().startswith("[")
+        names = json.loads(given) if is_json else [each.strip() for each in given.split(",")]
+    except ValueError:
+        names = []
+    if not names or not all(isinstance(each, str) and each for each in names):
+        raise ValueError(
+            "names with commas between, as 'id,total', or a JSON list of them, as "
+            f'\'["id", "x,y"]\', not {given!r}'
+        )
     if len(set(names)) != len(names):
         raise ValueError(f"a column twice: {given!r}")
-    return names
+    return tuple(names)
 
 
 def flag(given: str) -> bool:
@@ -300,7 +307,14 @@ OPTIONS: Final = (
         "none",
         "join this transaction; `txnkv.spark.options` fills it in",
     ),
-    Option("columns", READS, columns, "all", "names with commas between"),
+    Option(
+        "columns",
+        READS,
+        columns,
+        "all",
+        "names with commas between; or, where they have commas or blanks at an end, a JSON list: "
+        '`["x,y", " z"]`',
+    ),
     Option(
         "snapshot",
         Kind.READ_TABLE,
