@@ -137,6 +137,31 @@ def test_starting_and_ending_offsets(client: txnkv.Client, buffer: str, order: s
             read(start, end)
 
 
+@BUFFERS
+def test_offsets_of_options_cut_no_transaction_in_commit_order(
+    client: txnkv.Client, buffer: str
+) -> None:
+    """Two reads that meet at an offset give each transaction once, whole."""
+    topic = client.create_topic("events", 1, buffer)
+    send(client, "a", "a", "a")
+    late = opened(client, "b", "b")
+    send(client, "c", "c")
+    late.commit()
+    with client.new_session() as session:
+        send(client, "d", "d", txn=session)
+    (end,) = topic.end_offsets().values()
+    counts = set()
+    for at in range(end + 1):
+        place = json.dumps({"0": at})
+        below = values(flat(batch_read(options(client, order="commit", endingOffsets=place))))
+        above = options(client, order="commit", startingOffsets=place)
+        rest = values(flat(batch_read(above)))
+        assert below + rest == [b"a", b"a", b"a", b"c", b"c", b"b", b"b", b"d", b"d"], at
+        assert values(Query(above).drain().rows()) == rest
+        counts.add(len(below))
+    assert counts == {0, 3, 5, 7, 9}
+
+
 def test_an_end_that_is_not_decided_is_refused(client: txnkv.Client) -> None:
     client.create_topic("events")
     send(client, "a")

@@ -409,8 +409,16 @@ class TopicPlanner:
             elif offset == LATEST:
                 offsets[number] = ends[number]
             else:
-                offsets[number] = self._there(number, offset, each, option)
+                there = self._there(number, offset, each, option)
+                offsets[number] = self._uncut(number, there, each)
         return offsets
+
+    def _uncut(self, number: int, offset: int, found: Bounds) -> int:
+        """In commit order: an offset of an option, moved behind the transaction that it cuts."""
+        if not self._by_commit or offset == found.start:
+            return offset
+        partition = self._partitions[number]
+        return between_commits(self._engine, partition, offset, 0, found.high_watermark)
 
     def _checked(self, of: TopicOffset, offsets: Offsets, found: Mapping[int, Bounds]) -> Offsets:
         """Offsets of a checkpoint; where messages are gone and may be, the nearest that are not."""
