@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark import InheritableThread
 
 import txnkv
 import txnkv.spark
@@ -63,6 +65,30 @@ def test_several_tables_under_one_token_and_one_commit(
     with client.snapshot(txnkv.Timestamp(committed - 1)) as before:
         assert before.scan("t").to_arrow().num_rows == before.scan("u").to_arrow().num_rows == 0
     nothing_is_left()
+
+
+@pytest.mark.parametrize("kind", [threading.Thread, InheritableThread])
+def test_a_thread_without_a_session_finds_the_source(
+    client: txnkv.Client,
+    spark: Any,
+    save: Callable[..., None],
+    rows: Callable[..., Any],
+    ids: Ids,
+    kind: Callable[..., threading.Thread],
+) -> None:
+    def by_options() -> None:
+        with client.transaction(timeout=None) as txn:
+            save(rows(1, 3), **txnkv.spark.options(txn, "t"))
+
+    def by_register() -> None:
+        txnkv.spark.register(spark)
+        save(rows(4, 5))
+
+    for write in (by_options, by_register):
+        thread = kind(target=write)
+        thread.start()
+        thread.join()
+    assert ids() == [1, 2, 3, 4, 5]
 
 
 def test_rolled_back_after_a_job(

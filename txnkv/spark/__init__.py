@@ -26,6 +26,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,7 +54,7 @@ __all__ = ["TxnkvDataSource", "foreach_batch", "lag", "options", "register", "re
 
 
 def register(spark: Any) -> None:
-    """Make format "txnkv" known to a session.
+    """Make format "txnkv" known to a session. It becomes that of a thread that has none.
 
     Args:
         spark: a `pyspark.sql.SparkSession`.
@@ -61,13 +62,26 @@ def register(spark: Any) -> None:
     from txnkv.spark.source import TxnkvDataSource
 
     spark.dataSource.register(TxnkvDataSource)
+    _make_active(spark)
+
+
+def _make_active(session: Any = None) -> None:
+    """A write finds its source by the active session of its thread, and threads that Python began
+    have none. They get this one, or that of the driver.
+    """
+    with suppress(Exception):  # no session, or one of Spark Connect, which has no threads' sessions
+        if session is None:
+            session = sys.modules["pyspark.sql"].SparkSession._instantiatedSession
+        sessions = session._jvm.SparkSession
+        if sessions.getActiveSession().isEmpty():
+            sessions.setActiveSession(session._jsparkSession)
 
 
 def options(
     txn: Transaction, table: str | Table | None = None, topic: str | Topic | None = None
 ) -> dict[str, str]:
     """The options by which a Spark read or write joins a transaction. It is flushed: what was
-    given to it comes before what Spark does.
+    given to it comes before what Spark does. A thread without a session gets the driver's.
 
     Args:
         txn: an open transaction. The caller keeps it alive, and commits it when its Spark
@@ -98,6 +112,7 @@ def options(
         else {"topic": client.topic_info(cast("str | Topic", topic)).name}
     )
     txn.flush()
+    _make_active()
     path = client.addresses[0] if client.addresses else str(Path(client.path).resolve())
     return {"path": path, **what, "token": str(txn.serialize())}
 
