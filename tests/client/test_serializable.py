@@ -124,7 +124,29 @@ def test_an_index_that_is_dropped_hides_no_row_from_who_read_by_it(
     assert list(scan if read == "scan" else txn.get_by(values, "v", "x")) == []
     client.drop_index(values, "v")
     values.insert((1, "x"))
-    with pytest.raises(txnkv.SchemaChangedError, match="an index that is gone"):
+    with pytest.raises(txnkv.SchemaChangedError, match="it read what is gone, as an index"):
+        txn.commit()
+    assert txn.state is ABORTED
+    assert rows.get(30) is None
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("read", ["get", "scan"])
+def test_a_table_that_is_dropped_has_no_row_for_who_read_it(
+    client: txnkv.Client, rows: txnkv.Table, read: str
+) -> None:
+    """Another of its name has: neither saw what the other wrote."""
+    shifts = client.create_table("shifts", SCHEMA)
+    txn = _begin(client)
+    assert not (txn.get(shifts, 1) if read == "get" else list(txn.scan(shifts)))
+    client.drop_table("shifts")
+    client.create_table("shifts", SCHEMA)
+    other = _begin(client)
+    assert other.get(rows, 30) is None
+    other.insert("shifts", (1, "x"))
+    other.commit()
+    txn.insert(rows, (30, "mine"))
+    with pytest.raises(txnkv.SchemaChangedError, match="table 'shifts' was altered, or dropped"):
         txn.commit()
     assert txn.state is ABORTED
     assert rows.get(30) is None

@@ -416,6 +416,12 @@ def require_live(cur: apsw.Cursor, table: TableInfo) -> None:
         raise dropped(table)
 
 
+def is_dropped(cur: apsw.Cursor, table: TableInfo) -> bool:
+    """Tell whether a table was dropped, as one that can be recalled is, too."""
+    look = "SELECT 1 FROM tables WHERE id = ? AND dropped_ts IS NULL"
+    return cur.execute(look, (table.id,)).get is None
+
+
 def require_unchanged(cur: apsw.Cursor, table: TableInfo) -> None:
     """Refuse a table that was dropped, or has another schema by now.
 
@@ -461,8 +467,9 @@ def written_indexes(schema: Schema) -> set[int]:
 def changed(table: TableInfo) -> SchemaChangedError:
     """Return the error for rows that were made for a schema which the table has no more."""
     return SchemaChangedError(
-        f"table {table.name!r} was altered since this transaction began: what it wrote there was "
-        "made for the columns of before, or it read by an index that is gone. Run it again"
+        f"table {table.name!r} was altered, or dropped, since this transaction began: what it "
+        "wrote there was made for the columns of before, or it read what is gone, as an index. Run "
+        "it again"
     )
 
 

@@ -125,16 +125,16 @@ def validate_reads(tables: Tables, reads: ReadSet, after: int, upto: Timestamp) 
 
 
 def refuse_dropped(tables: Tables, reads: ReadSet, cur: apsw.Cursor) -> None:
-    """Refuse the commit of a serializable transaction that read by an index which was dropped:
-    what others wrote since is not in it.
+    """Refuse the commit of a serializable transaction that read a table which was dropped, or by
+    such an index: what others write since, to another of the name perhaps, is not in it.
 
     Raises:
         SchemaChangedError: it was dropped.
     """
-    for tablet_id in reads.tablet_ids:
-        tablet = tables.tablet(tablet_id)
-        if tablet is not None and tablet.table.index_of is not None:
-            table_catalog.require_live(cur, tablet.table)
+    read = [tables.tablet(id) for id in reads.tablet_ids]
+    for table in {each.table.id: each.table for each in read if each is not None}.values():
+        if table_catalog.is_dropped(cur, table):
+            raise table_catalog.changed(table)
 
 
 def changed_row_sets(state: TabletState, after: int) -> list[RowSetInfo]:
