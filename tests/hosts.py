@@ -55,6 +55,8 @@ SLOW = {
         "test_the_table_of_altered_bytes_is_whole": ADDRESS,
         "test_corrupted_token": ADDRESS,
         "test_joins_in_another_process": ADDRESS,
+        "test_a_process_that_ends_writes_what_waits_in_those_it_joined": ADDRESS,
+        "test_a_joined_handle_that_is_dropped_tells_what_is_lost": INSIDE,
     },
     "client.test_topics_sending": {"test_much_at_once_outside_of_a_transaction": INSIDE},
     "client.test_topics_transactions": {

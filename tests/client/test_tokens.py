@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
+from txnkv.storage import settle_dropped
 from txnkv.storage.clocks import clock
 from txnkv.transaction import token as tokens
 from txnkv.transaction.token import TokenContent
@@ -154,16 +159,68 @@ def test_who_joined_and_commits_sends_once(client: txnkv.Client, txn: txnkv.Tran
         assert len(consumer.poll(timeout=1)) == 1
 
 
-def test_a_client_that_was_closed_has_not_written(
-    connect: Any, table: txnkv.Table, txn: txnkv.Transaction
+@pytest.mark.parametrize(("how", "rows"), [("close", 2), ("with", 2), ("failed", 0)])
+def test_a_client_that_closes_writes_what_waits_in_those_it_joined(
+    connect: Any, table: txnkv.Table, txn: txnkv.Transaction, how: str, rows: int
 ) -> None:
+    """A worker's rows were lost, and it ended as if all were well."""
     other = connect()
-    idle, joined = (deserialize(other, txn.serialize()) for _ in range(2))
+    joined = deserialize(other, txn.serialize())
     joined.insert("t", (1, None))
+    joined.new_session().insert("t", (2, None))
+    if how == "close":
+        other.close()
+    else:
+        with suppress(KeyError), other:
+            if how == "failed":
+                raise KeyError
+    joined.close()
+    txn.commit()
+    assert table.count() == rows
+
+
+def test_a_client_closes_and_tells_what_those_it_joined_have_not_written(
+    connect: Any, client: txnkv.Client, table: txnkv.Table
+) -> None:
+    table.insert((1, "there"))
+    txn, other = client.new_transaction(), connect()
+    refused, sound = (deserialize(other, txn.serialize()) for _ in range(2))
+    refused.insert("t", (1, None))
+    sound.insert("t", (2, None))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        other.close()
     other.close()
-    idle.close()
     with pytest.raises(txnkv.ClosedError):
-        joined.close()
+        other.tables()
+    txn.commit()
+    assert table.count() == 2
+
+
+@pytest.mark.parametrize(("end", "rows"), [("", 1), ("raise SystemExit", 1), ("1 / 0", 0)])
+def test_a_process_that_ends_writes_what_waits_in_those_it_joined(
+    table: txnkv.Table, txn: txnkv.Transaction, store_path: Path, end: str, rows: int
+) -> None:
+    work = f"""
+        import txnkv
+        client = txnkv.connect({str(store_path)!r})
+        txn = txnkv.Transaction.deserialize(client, {str(txn.serialize())!r})
+        txn.insert("t", (1, None))
+        {end}
+        """
+    ran = subprocess.run([sys.executable, "-c", dedent(work)], capture_output=True, check=False)
+    assert ran.returncode == (end == "1 / 0"), ran.stderr
+    txn.commit()
+    assert table.count() == rows
+
+
+def test_a_joined_handle_that_is_dropped_tells_what_is_lost(
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction, caplog: Any
+) -> None:
+    deserialize(client, txn.serialize()).insert("t", (1, None))
+    settle_dropped()
+    txn.commit()
+    assert table.count() == 0
+    assert "was dropped with rows or messages that are lost" in caplog.text
 
 
 def test_transactions_have_different_tokens(client: txnkv.Client) -> None:

@@ -49,6 +49,7 @@ from txnkv.transaction import (
     ValueSchema,
     commit_protocols,
     declared,
+    ending_joined,
     evolved_values,
 )
 from txnkv.transaction import instance as instances
@@ -69,10 +70,11 @@ class Client(Connection, Closing):
     def close(self) -> None:
         """Close. The last client of a store in this process closes the store. Twice is fine."""
         if self.is_open:
-            close_producers(self)
-            self.is_open = False
-            self.renew_sessions(closed=True)
-            instances.release(self.instance, self)
+            with ending_joined(self):
+                close_producers(self)
+                self.is_open = False
+                self.renew_sessions(closed=True)
+                instances.release(self.instance, self)
 
     # -- tables ------------------------------------------------------------------------
 
@@ -349,10 +351,7 @@ class Client(Connection, Closing):
         return begin_transaction(self, dict(zip(DEFAULTS, own, strict=True)))
 
     def transaction(self, **options: Any) -> Transaction:
-        """`with client.transaction() as txn:` commits at the end, rolls back on an exception.
-
-        Takes the options of `new_transaction`.
-        """
+        """`new_transaction`, for `with`: it commits at the end, and rolls back on an exception."""
         return self.new_transaction(**options)
 
     def run(

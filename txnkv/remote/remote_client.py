@@ -60,6 +60,7 @@ from txnkv.transaction import (
     Retries,
     Session,
     Transaction,
+    ending_joined,
 )
 
 T = TypeVar("T")
@@ -152,16 +153,17 @@ class RemoteClient(RemoteHandle, Client):
 
     def close(self) -> None:
         if not self._channel.closed:
-            close_producers(self)
-            self.is_open = False
-            if "committer" in self.__dict__:
-                self.committer.close()
-            self._channel.closing = True
-            for session in list(self.sessions):
-                session.look_anew(self)  # waits for its request
-            if "pool" in self.__dict__:
-                self.pool.shutdown()
-            self._channel.close()
+            with ending_joined(self):
+                close_producers(self)
+                self.is_open = False
+                if "committer" in self.__dict__:
+                    self.committer.close()
+                self._channel.closing = True
+                for session in list(self.sessions):
+                    session.look_anew(self)  # waits for its request
+                if "pool" in self.__dict__:
+                    self.pool.shutdown()
+                self._channel.close()
 
     def require_open(self) -> None:
         self._channel.require_open()

@@ -41,6 +41,7 @@ from txnkv.transaction import (
     Session,
     Transaction,
     TxnToken,
+    note_joined,
 )
 
 T = TypeVar("T")
@@ -91,7 +92,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
         connection.begun += 1
         self._order = 0 if self._joined else connection.begun
         number = self.channel.new_handle()
-        if not self._joined and not at_once:
+        if self._joined:
+            note_joined(self)
+        elif not at_once:
             self._spare = self.channel.spare_id()
             args = (*args, self._spare) if self._spare else args
         call = Call(source.twin, source, name, args, {}, number, self._learn)
@@ -328,6 +331,10 @@ class RemoteTransaction(RemoteHandle, Transaction):
             if self._joined and not (self.over or self.ending):
                 for session in reversed(self._sessions):
                     stack.callback(session.flush_for_commit)
+
+    def _write_out(self) -> None:
+        if any(session.has_pending for session in self._sessions):
+            self.close()
 
     def drop(self) -> None:
         for session in self._sessions if self._joined else ():

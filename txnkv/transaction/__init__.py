@@ -28,7 +28,9 @@ from txnkv.transaction.connection import (
     Connection,
     Grid,
     Handle,
+    ending_joined,
     message_ids,
+    note_joined,
     require_time,
     subscription_info,
 )

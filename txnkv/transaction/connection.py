@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import html
+import logging
 import os
+import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
@@ -15,10 +19,12 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
-from txnkv.storage import new_lock, shielded
+from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
+
+_log = logging.getLogger("txnkv")
 
 Grid: TypeAlias = tuple[Sequence[str], Iterable[Sequence[Any]]]
 """A head and rows, as a notebook shows them."""
@@ -52,7 +58,12 @@ class Closing(Handle, ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._forget()
         self.close()
+
+    def _forget(self) -> None:
+        """Drop what `close` would write: the block failed."""
 
     def _repr_html_(self) -> str | None:
         """The HTML that a notebook shows; None where the store cannot be read: then the repr."""
@@ -161,9 +172,74 @@ INHERITED: Final = weakref.WeakSet[Endable]()
 def _after_fork_in_child() -> None:
     for session in list(INHERITED):
         session.begin_anew()
+    _JOINED.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class JoinedHandle(Protocol):
+    """A handle of a transaction that was joined by a token."""
+
+    connection: Connection
+
+    def _write_out(self) -> None:
+        """Write what waits in it: nobody else has that. Raises as `close`."""
+
+    def drop(self) -> None:
+        """Forget what waits in it."""
+
+
+_JOINED: Final = weakref.WeakSet[JoinedHandle]()
+
+
+def note_joined(handle: JoinedHandle, waiting: Sized | None = None) -> None:
+    """Have what waits in a handle written when its client closes, or the process ends.
+
+    Args:
+        waiting: what waits there; it is said in the log if the handle is dropped before.
+    """
+    _JOINED.add(handle)
+    if waiting is not None:
+        WhenDropped(handle, _tell_lost, waiting, repr(handle))
+
+
+def _tell_lost(waiting: Sized, handle: str) -> None:
+    if waiting:
+        _log.warning(
+            "%s was dropped with rows or messages that are lost: close it, or use it in `with`",
+            handle,
+        )
+
+
+@contextmanager
+def ending_joined(connection: Connection | None = None) -> Iterator[None]:
+    """Close a client, or all of this process, in the block: before, what waits in transactions that
+    were joined is written. What that raises comes when the block is done.
+    """
+    try:
+        with ExitStack() as stack:
+            for handle in _joined(connection):
+                stack.callback(handle._write_out)
+    finally:
+        yield
+
+
+def _joined(connection: Connection | None) -> list[JoinedHandle]:
+    return [each for each in _JOINED if connection is None or each.connection is connection]
+
+
+def _at_exit() -> None:
+    if hasattr(sys, "last_value"):  # an exception ended it, as it may a block
+        return
+    try:
+        with ending_joined():
+            pass
+    except Exception as error:
+        _log.error("transactions that were joined had rows or messages not written: %s", error)
+
+
+atexit.register(_at_exit)  # before the stores are closed, as that of `instance` came first
 
 
 class Connection:
@@ -191,6 +267,10 @@ class Connection:
         self.is_open = True
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
+
+    def _forget(self) -> None:
+        for handle in _joined(self):
+            handle.drop()
 
     @property
     def path(self) -> str:

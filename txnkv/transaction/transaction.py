@@ -34,6 +34,7 @@ from txnkv.transaction.connection import (
     Closing,
     Connection,
     Grid,
+    note_joined,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ROLLED_BACK, Local
@@ -64,6 +65,8 @@ class Transaction(Closing):
         self._joined, self._keepalive = joined, keepalive
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
+        if joined:
+            note_joined(self, self._rows)
         if context.local.stored:
             self.start_heart()
 
@@ -144,8 +147,8 @@ class Transaction(Closing):
             The commit timestamp; for a transaction that wrote nothing, its snapshot.
 
         Raises:
-            RowErrors: rows were refused that nobody was told of yet, or two workers staged
-                the same key. The transaction stays OPEN.
+            RowErrors: rows were refused that nobody was told of yet, or two workers staged the same
+                key. The transaction stays OPEN.
             TransactionConflictError: another committed first what this one wrote, or read when
                 it is serializable; this one is aborted.
             TransactionLockedError: by another; it is aborted, unless the message says: still open.
@@ -167,10 +170,8 @@ class Transaction(Closing):
         """
         self.connection.require_open()
         if self._rows or any(session.has_pending for session in self.context.sessions):
-            raise InvalidTxnStateError(
-                "cannot start committing: a session of the transaction has rows that were not "
-                "flushed. Flush it first, or call commit()"
-            )
+            said = "a session of the transaction has rows that were not flushed. Flush it first"
+            raise InvalidTxnStateError(f"cannot start committing: {said}, or call commit()")
         self._begin_ending(flush=False)
         if commit_protocols.submit_small(self.context) is None:
             commit_protocols.start_large(self.context)
@@ -215,8 +216,7 @@ class Transaction(Closing):
         Args:
             app_id: the application, any text.
             version: 0 or above; versions only grow, with gaps where there are some.
-            source: who drives the application, as a streaming query's id. Another source than the
-                one that is known is refused; None is not compared.
+            source: who drives it, as a streaming query's id; another than is known is refused.
 
         Raises:
             AlreadyAppliedError: this version or a later one is committed. The transaction was
@@ -254,6 +254,8 @@ class Transaction(Closing):
             if self._joined and self.context.local.open:
                 for session in reversed(self.context.sessions):
                     stack.callback(session.flush_for_commit)
+
+    _write_out = close
 
     def drop(self) -> None:
         """Close it, and forget what waits in one that joined: its block failed, or its client."""
