@@ -77,6 +77,9 @@ class CommitOutcomeUnknownError(TxnkvError):
         self.txn_id = txn_id
         self.ask = ask
 
+    def __reduce__(self) -> tuple[type, tuple[str, int], dict[str, object]]:
+        return type(self), (str(self), self.txn_id), vars(self) | {"ask": None}
+
 
 class InvalidTokenError(TxnkvError):
     """A token is forged, altered, of another store, of another format or expired."""
@@ -187,8 +190,8 @@ class RowErrors(TxnkvError):
             return "and no index was made"
         return "any others stand"
 
-    def __reduce__(self) -> tuple[type[RowErrors], tuple[object, ...]]:
-        return (RowErrors, (self.errors, self.count, self.txn_id, self.rolled_back))
+    def __reduce__(self) -> tuple[type[RowErrors], tuple[object, ...], dict[str, object]]:
+        return RowErrors, (self.errors, self.count, self.txn_id, self.rolled_back), vars(self)
 
 
 class TableExistsError(TxnkvError):
