@@ -171,6 +171,29 @@ def test_run_tries_again(store_path: Path) -> None:
     run(store_path, work)
 
 
+def test_run_refuses_what_has_not_run(store_path: Path) -> None:
+    """A forgotten `await` committed nothing, in silence."""
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        async def forgetful(txn: txnkv.aio.AsyncTransaction) -> Any:
+            return txn.insert(table, (1, None))
+
+        async def both(txn: txnkv.aio.AsyncTransaction) -> Any:
+            await txn.insert(table, (1, None))
+            yield
+
+        for fn, words in {
+            forgetful: "insert gave a coroutine.*await it in the function",
+            both: "gave a async_generator. Nothing",
+            lambda txn: None: "gave a NoneType. Nothing was committed",
+        }.items():
+            with pytest.raises(TypeError, match=words):
+                await client.run(fn)
+        assert await table.count() == 0
+
+    run(store_path, work)
+
+
 def test_a_cancelled_block_has_rolled_back(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
         began = asyncio.Event()

@@ -46,6 +46,16 @@ def test_run_refuses_what_has_not_run(
     assert list(client.run(lambda txn: (row for row in [txn.get(table, 1)]))) == [None]
 
 
+def test_run_gives_back_a_generator_over_what_was_done(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    def doubled(numbers: list[int]) -> Iterator[int]:
+        yield from (2 * number for number in numbers)
+
+    result = client.run(lambda txn: txn.insert(table, (1, None)) or doubled([1, 2]))
+    assert (list(result), table.count()) == ([2, 4], 1)
+
+
 def test_run_tries_again_what_is_retriable(client: txnkv.Client, table: txnkv.Table) -> None:
     attempts: list[txnkv.Transaction] = []
 

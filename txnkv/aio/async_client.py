@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from txnkv.aio.async_handles import (
@@ -16,7 +17,7 @@ from txnkv.aio.async_handles import (
     AsyncTransaction,
 )
 from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
-from txnkv.client import Attempts, Client, has_committed
+from txnkv.client import Attempts, Client, has_committed, require_done
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
 from txnkv.transaction import DEADLINE, Retries, TxnToken
@@ -154,7 +155,14 @@ class AsyncClient(ClosingWrapper[Client]):
             begun, returned = await self._calls(attempts.begin), False
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:
-                    result = await fn(txn)
+                    given = fn(txn)
+                    if not isawaitable(given):
+                        raise TypeError(
+                            "run of txnkv.aio calls an `async def`, and awaits what it does; the "
+                            f"function gave a {type(given).__name__}. Nothing was committed"
+                        )
+                    result = await given
+                    require_done(result, txn, "await it in the function")
                     returned = True
                 return result
             except CommitOutcomeUnknownError as error:

@@ -28,6 +28,7 @@ from txnkv.client.attempts import claim_name as claim_name
 from txnkv.client.attempts import has_committed as has_committed
 from txnkv.client.attempts import names_table as names_table
 from txnkv.client.attempts import producer_number as producer_number
+from txnkv.client.attempts import require_done as require_done
 from txnkv.client.backup import BackupReport as BackupReport
 from txnkv.client.backup import RestoreReport as RestoreReport
 from txnkv.client.backup import restore as restore

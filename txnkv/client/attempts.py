@@ -267,6 +267,8 @@ def _move(connection: Connection, seen: _Row, row: tuple[Any, ...]) -> bool:
 
 # -- attempts --------------------------------------------------------------------------
 
+ADVICE: Final = "take a plain function, or the client of txnkv.aio for an `async def`"
+
 
 class Attempts:
     """The transactions of one `run`. Each has the age of the first, so that wait-die cannot starve
@@ -342,21 +344,30 @@ class Attempts:
         self._hold.release()
 
 
-def _require_done(result: Any) -> None:
+def require_done(result: Any, txn: object, advice: str = ADVICE) -> None:
     """Refuse the result of a function that has done nothing yet, before its transaction commits.
 
+    Args:
+        result: of the function.
+        txn: it was called with; a generator that does not have it was made of work that is done.
+        advice: what to do.
+
     Raises:
-        TypeError: it is a coroutine or a generator.
+        TypeError: it is a coroutine, or a generator that has the transaction.
     """
-    kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
-    if isinstance(result, kinds) and result.__name__ != "<genexpr>":
-        if not isinstance(result, AsyncGeneratorType):
-            result.close()  # it is not missed, then
-        raise TypeError(
-            f"run calls a function that has done its work when it returns; {result.__qualname__} "
-            f"gave a {type(result).__name__}, of which nothing has run. Nothing was committed: "
-            "take a plain function, or the client of txnkv.aio for an `async def`"
-        )
+    if isinstance(result, CoroutineType):
+        result.close()  # it is not missed, then
+    elif isinstance(result, GeneratorType | AsyncGeneratorType):
+        frame = result.gi_frame if isinstance(result, GeneratorType) else result.ag_frame
+        given = frame.f_locals.values() if frame is not None else ()
+        if result.__name__ == "<genexpr>" or all(value is not txn for value in given):
+            return
+    else:
+        return
+    raise TypeError(
+        f"run calls a function that has done its work when it returns; {result.__name__} "
+        f"gave a {type(result).__name__}, of which nothing has run. Nothing was committed: {advice}"
+    )
 
 
 def has_committed(outcome: Callable[[int], TxnState], unknown: CommitOutcomeUnknownError) -> bool:
@@ -389,7 +400,7 @@ def run(
         try:
             with txn:
                 result = fn(txn)
-                _require_done(result)
+                require_done(result, txn)
                 returned = True
             return result
         except CommitOutcomeUnknownError as error:
