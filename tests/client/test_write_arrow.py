@@ -183,6 +183,26 @@ def test_mixed_objects_of_pandas(
         client.new_session().send_batch(topic, frame.rename(columns={"s": "value"}))
 
 
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (pandas.DataFrame({"id": [1, 2]}, pandas.Index(["x", 5], name="s")), "'s' .*: 5 is a int"),
+        (pandas.DataFrame({"id": [1, 2], "s": ["x", 5]}).set_index(["id", "s"]), "'s' .*: 5 is a"),
+        (pandas.DataFrame({"id": [1, 1 << 70]}), "column 'id' has 1180591620717411303424, of more"),
+        (pandas.DataFrame({"s": [1j]}), "column 's' .*: 1j is a complex"),
+        (pandas.DataFrame({"s\nx": ["x", 5]}), "5 is a int"),
+    ],
+)
+def test_odd_frames_of_pandas(
+    client: txnkv.Client, goods: txnkv.Table, frame: pandas.DataFrame, words: str
+) -> None:
+    """They were a ValueError of a list, an OverflowError, or pyarrow's own error."""
+    with pytest.raises(txnkv.SchemaError, match=words):
+        client.new_session().write(goods, frame)
+    with pytest.raises(txnkv.SchemaError, match=words):
+        client.new_session().send_batch(client.create_topic("events"), frame)
+
+
 def test_a_column_twice(client: txnkv.Client, goods: txnkv.Table) -> None:
     data = pa.table([pa.array([1]), pa.array([2])], names=["id", "id"])
     with pytest.raises(txnkv.SchemaError, match="twice"):

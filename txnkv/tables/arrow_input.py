@@ -76,7 +76,9 @@ def _opened(data: Any, call: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if hasattr(data, "__arrow_c_array__"):
             batch = pa.record_batch(data)
             return batch.schema, iter([batch])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except OverflowError as error:
+        raise SchemaError(_too_large(data, str(error))) from None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         if found := re.match(_OF_COLUMN, str(error.args[-1])):
             raise SchemaError(_mixed(data, found["column"], str(error.args[0]))) from None
         raise TypeError(
@@ -89,15 +91,33 @@ def _opened(data: Any, call: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     )
 
 
-_OF_COLUMN: Final = r"Conversion failed for column (?P<column>.*) with type"
+_OF_COLUMN: Final = r"(?s)Conversion failed for column (?P<column>.*) with type"
+
+
+def _columns_of(frame: Any) -> list[tuple[str, Any]]:
+    """The columns of a frame of pandas, by name, and after them those of its index."""
+    index = frame.index
+    levels = [(name, index.get_level_values(at)) for at, name in enumerate(index.names)]
+    return [(str(name), values) for name, values in [*frame.items(), *levels]]
 
 
 def _mixed(frame: Any, name: str, why: str) -> str:
     """Say of which types the values of a column of pandas are."""
-    column = frame.iloc[:, list(map(str, frame.columns)).index(name)]
+    column = next((each for found, each in _columns_of(frame) if found == name), None)
+    if column is None:  # pyarrow names it otherwise
+        return f"{why}: convert it first"
     firsts = {type(value).__name__: value for value in reversed(column.dropna().tolist())}
     told = ", ".join(f"{value!r:.40} is a {kind}" for kind, value in sorted(firsts.items()))
     return f"column {name!r} has no one type: {told}; convert it first ({why})"
+
+
+def _too_large(frame: Any, why: str) -> str:
+    """Name a column of pandas with a whole number that has more than 64 bits."""
+    for name, column in _columns_of(frame) if hasattr(frame, "index") else ():
+        for value in column:
+            if isinstance(value, int) and not -1 << 63 <= value < 1 << 64:
+                return f"column {name!r} has {value}, of more than 64 bits: make decimals of it"
+    return why
 
 
 class Normaliser:
