@@ -306,7 +306,8 @@ def test_topics(messages, run, store):
 def test_no_topics(store, run, fail):
     assert run("topics", store).out == "no topics\n"
     assert run("topics", store, "--json").json == []
-    assert "there is no topic 'x'" in fail("topics", store, "x")
+    for name in ("x", ""):
+        assert f"there is no topic {name!r}" in fail("topics", "list", store, name)
 
 
 def test_retention_is_told(store, run):

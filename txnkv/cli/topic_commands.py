@@ -199,9 +199,8 @@ def list_topics(store: str, topic: str | None, as_json: bool) -> None:
     transaction; the output says for which, and how to end it.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
-        found = [
-            Planning.of(client).overview(name) for name in ([topic] if topic else client.topics())
-        ]
+        names = client.topics() if topic is None else [topic]
+        found = [Planning.of(client).overview(name) for name in names]
     if as_json:
         documents = [_topic_document(each) for each in found]
         print_json(documents if topic is None else documents[0])

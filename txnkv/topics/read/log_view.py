@@ -355,7 +355,8 @@ def look_at(
             topics.require_live(partition.topic)
             raise
         except (CorruptionError, CoreError) as error:
-            raise CorruptionError(f"{partition.label}: {error}") from None
+            why = str(error).removeprefix(f"{partition.label}: ")
+            raise CorruptionError(f"{partition.label}: {why}") from None
         _complete(topics, partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
