@@ -106,8 +106,12 @@ def test_a_flush_of_another_user_loses_nothing(path: Path) -> None:
     with txnkv.connect(path) as client, client.transaction() as txn:
         txn.upsert("hurt", {"id": 9000})
         txn.send("events", b"small", partition=0)
-    for file in (TABLET, LOG):
+    for file, end in {TABLET: "; then `txnkv compact`\n", LOG: "all files there\n"}.items():
         told(path, file, "compact STORE")
+        said = told(path, file, f"backup STORE {path.with_name('backup')}")
+        assert f"cannot open {path / Path(file).parent}" in said
+        assert said.endswith(end)
+        assert [word for word in ("damaged", "repair") if word in said] == []
     with txnkv.connect(path) as client:
         client.compact()
         assert client.check().problems == []

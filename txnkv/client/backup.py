@@ -262,9 +262,10 @@ def _copy_logs(instance: Instance, backup: BackupWriter, name: str) -> _Plan:
 
 def _planned(cur: Any) -> _Plan:
     for part in held.parts(cur).values():
-        raise CorruptionError(
-            f"{part.error}. There is no backup of a store with a part that is damaged: restore its "
-            "files, or give up what is lost with `txnkv repair`. `txnkv check` says more"
+        raise held.refusal(
+            part.error,
+            "There is no backup of a store with a part that is damaged: restore its files, or give "
+            "up what is lost with `txnkv repair`. `txnkv check` says more",
         )
     (timestamp,) = one(cur, "SELECT last_commit FROM clock")
     return _Plan(Timestamp(timestamp), committed_row_sets(cur), next_offsets(cur))

@@ -23,13 +23,14 @@ from txnkv.coordinator import payload
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_schema import one
-from txnkv.errors import CorruptionError
-from txnkv.storage import extents
+from txnkv.errors import CorruptionError, TxnkvError
+from txnkv.storage import DeniedError, extents
 
 Key: TypeAlias = tuple[int, int]
 """The kind of a section, and the id of a tablet or partition."""
 
 _FOLDERS: Final = {payload.TABLET: "tablets", payload.TOPIC: "logs"}
+_DENIED: Final = " cannot be opened: "
 
 
 class HeldPart(NamedTuple):
@@ -59,17 +60,36 @@ def ids(cur: apsw.Cursor, kind: int) -> dict[int, str]:
     return {id: held.error for (each, id), held in parts(cur).items() if each == kind}
 
 
+def why(label: str, error: Exception) -> str:
+    """Return why a part is to be held, as status.db keeps it: it is damaged, or nobody knows."""
+    return f"{label}{_DENIED if isinstance(error, DeniedError) else ' is damaged: '}{error}"
+
+
+def refusal(error: str, damaged: str) -> TxnkvError:
+    """Return the error for who wants a part that is held.
+
+    Args:
+        error: why it is.
+        damaged: what to do where it is damaged.
+    """
+    if _DENIED in error:
+        return DeniedError(f"{error}; then `txnkv compact`")
+    return CorruptionError(f"{error}. {damaged}")
+
+
 def refuse(held: Mapping[int, str], ids: Iterable[int]) -> None:
     """Refuse to write to parts that are held.
 
     Raises:
         CorruptionError: one of them is.
+        DeniedError: a user who may not open it would have flushed it.
     """
     for id in ids if held else ():
         if id in held:
-            raise CorruptionError(
-                f"{held[id]}. It takes no writes: `txnkv check` says more; restore its files from "
-                "a backup and flush, or drop it"
+            raise refusal(
+                held[id],
+                "It takes no writes: `txnkv check` says more; restore its files from a backup and "
+                "flush, or drop it",
             )
 
 
@@ -109,6 +129,10 @@ def replace(cur: apsw.Cursor, failed: Mapping[Key, str], after: Timestamp, upto:
         cur.execute(
             "INSERT INTO held_parts VALUES (?, ?, ?, ?)", (kind, id, after, failed[kind, id])
         )
+    cur.executemany(
+        "UPDATE held_parts SET error = ? WHERE kind = ? AND id = ?",
+        [(error, *key) for key, error in failed.items()],
+    )
     if before.keys() != failed.keys():
         # Whoever is about to write looks at the catalog again.
         cur.execute("UPDATE clock_row SET catalog_version = catalog_version + 1")

@@ -151,7 +151,7 @@ def _failed(tables: Tables, errors: Mapping[int, Exception]) -> dict[held.Key, s
     for id, error in errors.items():
         tablet = tables.tablet(id)
         if tablet is not None:
-            found[payload.TABLET, id] = f"{tablet.label} is damaged: {error}"
+            found[payload.TABLET, id] = held.why(tablet.label, error)
     return found
 
 

@@ -266,7 +266,7 @@ def write_out(topics: Topics, partition_ids: list[int]) -> dict[Key, str]:
     for id, error in errors.items():
         partition = topics.partition(id)
         label = f"partition {id}" if partition is None else partition.label
-        found[payload.TOPIC, id] = f"{label} is damaged: {error}"
+        found[payload.TOPIC, id] = held.why(label, error)
     return found
 
 
