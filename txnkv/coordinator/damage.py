@@ -340,5 +340,6 @@ class Loss:
         for columns in self.indexes:
             yield (
                 f"{self.part}: the index of the table by {', '.join(columns)} is dropped, for it "
-                "has entries of these rows; make it again with client.create_index"
+                "has entries of these rows; make it again with client.create_index, unique=True if "
+                "it was"
             )

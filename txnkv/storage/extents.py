@@ -226,7 +226,10 @@ def giving_up(part: str) -> str:
     """
     if is_index := re.fullmatch(r"table:(.*) \(index by (.*)\)/\d+", part):
         index = f"STORE {shlex.quote(is_index[1])} {shlex.quote(is_index[2].replace(', ', ','))}"
-        return f"make the index anew: txnkv index drop {index}, then txnkv index create {index}"
+        return (
+            "make the index anew, with --unique if it was: "
+            f"txnkv index drop {index}, then txnkv index create {index}"
+        )
     return f"give up what is lost: txnkv repair STORE --accept-loss {shlex.quote(part)}"
 
 
