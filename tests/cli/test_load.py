@@ -296,7 +296,7 @@ def test_objects_and_lists_of_mixed_types_are_json_too(store, file, run, fail):
         ('{"id": 3, "j": {"a" 1}}', "line 3: "),
         ('{"id": 3, "n": "x"}', "line 3: column 'n'"),
         ('{"id": 3}, x', "line 3: ', x' behind its object"),
-        ("[3]", "line 3: '[3]' is no JSON: at character 0"),
+        ("[3]", "line 3: [3] is no object"),
     ],
 )
 def test_lines_with_json_that_are_wrong_are_named(store, file, fail, line, words):

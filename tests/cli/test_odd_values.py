@@ -24,6 +24,11 @@ SCHEMA = txnkv.Schema(
 )
 DEEP = "[" * 5000
 LISTS = "list<" * 5000 + "int8" + ">" * 5000
+NESTED = {
+    "LISTS": "[" * 20_000 + "]" * 20_000,
+    "OBJECTS": '\n{"a":' * 20_000 + "1" + "}" * 20_000,
+    "TEXT": '"' + "[" * 20_000 + '"',
+}
 
 
 @pytest.fixture
@@ -65,6 +70,57 @@ def test_numbers_with_signs_and_zeros_before_them_lose_none(written, wanted, sto
 
 
 @pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        ("00069", "line {}: column 'n': '00069' has zeros that int64 does not keep (--schema"),
+        ("-07", "'-07' has zeros"),
+        ("+5", "'+5' is no int64"),
+        ("99999999999999999999", "'99999999999999999999' is no int64"),
+        (" 7 ", 7),
+        ("", None),
+        ("-0", 0),
+    ],
+)
+@pytest.mark.parametrize("files", [1, 2])
+def test_codes_behind_what_types_were_inferred_from(
+    late, words, files, store, tmp_path, monkeypatch
+):
+    """They lost their zeros, in silence."""
+    monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)
+    monkeypatch.setattr("txnkv.cli.text_sources.BLOCK", 1000)
+    rows, end = "".join(f"{i},{i},a\n" for i in range(1000)), f"1000,{late},b\n"
+    texts = [rows + end] if files == 1 else [rows, end]
+    paths = [str(tmp_path / f"{number}.csv") for number in range(files)]
+    for path, text in zip(paths, texts, strict=True):
+        Path(path).write_text(f"id,n,v\n{text}")
+    found = run("load", store, "u", *paths, "--key", "id")
+    if isinstance(words, str):
+        assert found.exit_code == 1
+        assert words.format("1,002" if files == 1 else "2") in found.output
+        found = run(
+            "load", store, "u", *paths, "--key", "id", "--schema", "id:int64,n:string,v:string"
+        )
+        words = late
+    assert found.exit_code == 0, found.output
+    with txnkv.connect(store) as client:
+        assert client.table("u").get(1000)["n"] == words
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("id,n\n1,2\n".encode("utf-16"), "this is UTF-16, not UTF-8"),
+        (b"id,n\n1,inf\n2,1e400\n", "column 'n' has numbers larger than any float64"),
+        (b"id,n\n1,inf\n2,-Infinity\n3,\n", ""),
+    ],
+)
+def test_what_csv_is_not_taken_for(content, words, store, tmp_path):
+    (tmp_path / "a.csv").write_bytes(content)
+    found = run("load", store, "u", str(tmp_path / "a.csv"), "--key", "id")
+    assert (found.exit_code, words in found.output) == (bool(words), True), found.output
+
+
+@pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
         ("list<struct<a: int64>>", "[[1, 2]]", "[1, 2] is no object"),
@@ -97,10 +153,22 @@ def test_lists_and_objects_are_taken_for_no_others(kind, value, words, store, tm
         ('\r\n{"id": 1,\r\n "v": 18446744073709551615}\r\n', [2**64 - 1]),
         ('\n{"id": 1, "v": {}} {"id": 2}', """line 2: '{"id": 2}' behind its object: one a line"""),
         ('{"id": 1, "v": {}}\n{"id": 2, "v": 3}\n[3]', "line 3: [3] is no object"),
+        ('null\n{"id": 1}\n', "line 1: null is no object"),
+        ('{"id": 1}\n\nnull\n', "line 3: null is no object"),
+        ('{"id": 1, "v": 1},\n{"id": 2}', "line 1: ',' behind its object"),
+        ('{"id": 1, "v": {}} 7\n', "line 1: '7' behind its object"),
+        ('{"id": 1}\n{"id": 2, "v": LISTS}', "line 2: it is nested more than 512"),
+        ('{"id": 1, "v": OBJECTS}', "line 1: it is nested more than 512"),
+        ('{"id": 1, "v": TEXT}', [NESTED["TEXT"].strip('"')]),
+        ('{"id": 1, "id": 2, "v": 1}', "line 1: it has column 'id' twice"),
+        ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}, "v": 3}', "line 2: it has column 'v' twi"),
+        ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}}', ['{"v": 1}', "{}"]),
     ],
 )
 def test_objects_of_several_lines_and_lines_of_several(text, wanted, store, tmp_path):
     path = tmp_path / "a.json"
+    for name, nested in NESTED.items():
+        text = text.replace(name, nested)
     path.write_text(text, newline="")
     found = run("load", store, "u", str(path), "--key", "id")
     if isinstance(wanted, str):
@@ -108,6 +176,16 @@ def test_objects_of_several_lines_and_lines_of_several(text, wanted, store, tmp_
         return
     with txnkv.connect(store) as client:
         assert client.table("u").scan(ordered=True).to_arrow()["v"].to_pylist() == wanted
+
+
+@pytest.mark.parametrize("twice", ["id", "v", "w"])
+def test_a_name_twice_beside_json(twice, store, tmp_path):
+    """The last one was taken."""
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"id": 1, "v": [1]}}\n\n{{"id": 2, "v": {{}}, "w": 1, "{twice}": 3}}\n')
+    schema = ["--schema", "id:int64,v:json?,w:int64?"]
+    found = run("load", store, "u", str(path), "--key", "id", *schema)
+    assert (found.exit_code, f"line 3: it has column '{twice}' twice" in found.output) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
     top, ui                                all of that, live, in a terminal or a browser
     table_commands                         a table and single rows of it
     conditions, parsing                    what users type: conditions, schemas, times
-    load, text_sources, text_numbers       files in
+    load, text_sources, text_types         files in
     scan_rows                              rows out
     messages_commands, message_lines       messages in and out
     serve                                  a store for other hosts

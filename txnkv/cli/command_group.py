@@ -186,6 +186,7 @@ _CONVERSION: Final = r"(?s)In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+):
 _VALUE: Final = r"CSV conversion error to (?P<kind>.+?): invalid value '(?P<value>.*)'"
 _PARSE: Final = r"(?s)CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)"
 _ROW: Final = r"(?s)(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$"
+_TWICE: Final = r"^Column\(/(?P<column>.*)\) was specified twice$"
 _CHANGED: Final = r"Column\(/(?P<column>.*?)\) changed from (?P<wanted>\w+) to (?P<got>\w+)"
 
 
@@ -210,7 +211,7 @@ def json_words(message: str, line: int) -> str:
     found = re.match(_ROW, message)
     if found is None:
         return message.removeprefix("JSON parse error: ")
-    what = found["what"]
+    what = re.sub(_TWICE, r"it has column '\g<column>' twice", found["what"])
     if changed := re.match(_CHANGED, what):
         what = (
             f"column {changed['column']!r}: a {changed['got']} where a {changed['wanted']} was "

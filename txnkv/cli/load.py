@@ -33,7 +33,8 @@ from txnkv.cli.console import (
     table_argument,
     tell,
 )
-from txnkv.cli.text_sources import CsvSource, JsonSource, Options, storable
+from txnkv.cli.text_sources import CsvSource, JsonSource, Options
+from txnkv.cli.text_types import storable
 from txnkv.errors import (
     RowErrors,
     SchemaError,
@@ -181,10 +182,11 @@ class LoadTarget:
         if found is None and operation in UPDATES | DELETES:
             raise ValueError(f"there is no table {self.table!r}: nothing to {operation}")
         self._schema = found or self._given()
+        inferred = self._schema is None
         sources: list[RowSource] = []
         for file in files:
             types = None if self._schema is None else self._schema.arrow
-            source = open_source(file, options, types)
+            source = open_source(file, options, types, inferred=inferred)
             stack.callback(source.close)
             sources.append(source)
             if self._schema is None:
@@ -470,13 +472,16 @@ def format_of(path: str) -> str | None:
     return SUFFIXES.get(plain.suffix)
 
 
-def open_source(path: str, options: Options, types: pa.Schema | None) -> RowSource:
+def open_source(
+    path: str, options: Options, types: pa.Schema | None, *, inferred: bool
+) -> RowSource:
     """Open a file to load; "-" is stdin.
 
     Args:
         path: of the file.
         options: how to read it.
         types: the columns of the table, for text formats; None infers them.
+        inferred: `types` were, from the files before.
 
     Raises:
         ValueError: the format is unknown, or the file is not of it.
@@ -488,14 +493,8 @@ def open_source(path: str, options: Options, types: pa.Schema | None) -> RowSour
             f"{path}: the name does not tell the format; give --format {'|'.join(FORMATS)}"
         )
     with named("stdin" if path == "-" else path):
-        return _opened(kind, path, options, types)
-
-
-def _opened(kind: str, path: str, options: Options, types: pa.Schema | None) -> RowSource:
-    if kind == "csv":
-        return CsvSource(path, options, types)
-    if kind == "json":
-        return JsonSource(path, types)
-    if kind == "parquet":
-        return ParquetSource(path)
-    return ArrowSource(path)
+        if kind == "csv":
+            return CsvSource(path, options, types, inferred=inferred)
+        if kind == "json":
+            return JsonSource(path, types)
+        return ParquetSource(path) if kind == "parquet" else ArrowSource(path)

@@ -12,7 +12,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from csv import reader as read_lines
 from dataclasses import dataclass
@@ -24,24 +24,38 @@ from pyarrow import csv, json
 
 from txnkv.cli.command_group import csv_words, json_words, mixed_column
 from txnkv.cli.console import close_bytes, objects, open_bytes
-from txnkv.cli.message_lines import parse_json, short, taker
-from txnkv.cli.text_numbers import is_whole, replaced, with_codes, with_whole_numbers
+from txnkv.cli.message_lines import short, taker
+from txnkv.cli.text_types import (
+    NumberError,
+    csv_type,
+    is_coarse,
+    is_raw,
+    is_whole,
+    kind_of_times,
+    parsed,
+    storable,
+    unwired,
+    whole_numbers,
+    wire,
+    with_codes,
+    with_whole_numbers,
+)
 from txnkv.core import (
     JSON,
-    UUID,
     JsonKind,
     JsonLineError,
-    column_type,
     element_type,
     json_members,
-    type_name,
 )
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaError
 
 HEAD: Final = 8 << 20
 BLOCK: Final = 1 << 20
 _NO_SPACE: Final = re.compile(r"\S")
+_DEPTH: Final = 512
+"""Lists and objects in one another, at most, as for columns of JSON: at 10,000 Arrow crashes."""
+_BRACES: Final = bytes.maketrans(b"[", b"{")
+_NEITHER: Final = bytes(set(range(256)) - set(b"[{\n"))
 
 
 @dataclass(frozen=True)
@@ -140,26 +154,6 @@ def _length(raw: BinaryIO) -> int | None:
     return None
 
 
-def storable(schema: pa.Schema) -> pa.Schema:
-    """The schema with types that columns can have: nothing but nulls becomes text.
-
-    Raises:
-        SchemaError: a column has a type that no column can have.
-    """
-    return pa.schema([_storable_field(field) for field in schema])
-
-
-def _storable_field(field: Any) -> Any:
-    if pa.types.is_null(element_type(field.type)):
-        return pa.field(field.name, replaced(field.type, pa.string()))
-    if pa.types.is_time(field.type):
-        return pa.field(field.name, pa.time64("us"), field.nullable)
-    try:
-        return pa.field(field.name, column_type(field.type), field.nullable)
-    except SchemaError as error:
-        raise SchemaError(f"column {field.name!r}: {error}") from None
-
-
 def _require_once(names: Sequence[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
@@ -173,6 +167,8 @@ class _TextSource:
         self.name = path if path != "-" else "stdin"
         self._file = TextFile(path)
         self.total = self._file.total
+        if self._file.head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise ValueError("this is UTF-16, not UTF-8; `iconv -f UTF-16 -t UTF-8` makes it that")
 
     @property
     def position(self) -> int:
@@ -194,15 +190,22 @@ class CsvSource(_TextSource):
         path: of the file; "-" is stdin.
         options: delimiter, header, what stands for null.
         types: the columns' types, of which the file may have fewer; None infers them.
+        inferred: `types` were, from another file.
     """
 
-    def __init__(self, path: str, options: Options, types: pa.Schema | None) -> None:
+    def __init__(
+        self, path: str, options: Options, types: pa.Schema | None, *, inferred: bool = False
+    ) -> None:
         super().__init__(path)
         self._path = path
         self._options = options
         self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
         self._names = types.names if types is not None and not options.header else None
         self.schema = self._infer() if types is None else types
+        unseen = inferred if types is not None else not self._file.whole
+        # Behind what the types were inferred from there may be zeros before such numbers.
+        self._whole = {f.name for f in self.schema if unseen and pa.types.is_integer(f.type)}
+        self._rows = 0
 
     def _infer(self) -> pa.Schema:
         if not self._options.header:
@@ -281,19 +284,33 @@ class CsvSource(_TextSource):
             ),
             parse_options=self._parse_options(),
             convert_options=self._convert_options(
-                {f.name: _csv_type(f.type) for f in self.schema if not pa.types.is_nested(f.type)},
+                {
+                    f.name: pa.string() if f.name in self._whole else csv_type(f.type)
+                    for f in self.schema
+                    if not pa.types.is_nested(f.type)
+                },
                 (),
             ),
         )
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = map(self._filled_column, batch.columns, batch.schema.names)
-        return pa.record_batch(list(columns), names=batch.schema.names)
+        filled = pa.record_batch(list(columns), names=batch.schema.names)
+        self._rows += batch.num_rows
+        return filled
 
     def _filled_column(self, column: pa.Array, name: str) -> pa.Array:
         field = self.schema.field(name)
-        if pa.types.is_duration(field.type) or _is_coarse(field.type):
-            return _parsed(column, field, taker(field.type))
+        if pa.types.is_duration(field.type) or is_coarse(field.type):
+            return parsed(column, field, taker(field.type))
+        if name in self._whole:
+            try:
+                return whole_numbers(column, field.type)
+            except NumberError as error:
+                line = self._rows + error.row + 2  # behind the names
+                raise ValueError(
+                    f"line {line:,}: column {name!r}: {error} (--schema sets the types)"
+                ) from None
         if column.null_count and not field.nullable and pa.types.is_string(column.type):
             return pc.fill_null(column, "")
         return column
@@ -313,28 +330,6 @@ class CsvSource(_TextSource):
         """The names in the first line."""
         text = self._file.head.decode(errors="replace").splitlines()[:1]
         return next(read_lines(text, delimiter=self._delimiter), [])
-
-
-def _csv_type(kind: pa.DataType) -> pa.DataType:
-    """The type to read a column as: JSON, UUIDs and what `taker` reads are text there."""
-    text = pa.types.is_duration(kind) or _is_coarse(kind) or kind in (JSON, UUID)
-    return pa.string() if text else kind
-
-
-def _is_coarse(kind: pa.DataType) -> bool:
-    """Return True for decimals written as 1.5E+3, of which Arrow's readers count the digits."""
-    return bool(pa.types.is_decimal(kind) and kind.scale < 0)
-
-
-def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Array:
-    """Values of their texts, one by one."""
-    try:
-        values = [None if text is None else parse(text) for text in column.to_pylist()]
-        return pa.array(values, field.type)
-    except (ValueError, TypeError, LookupError, ArithmeticError, pa.ArrowException) as error:
-        raise ValueError(
-            f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
-        ) from None
 
 
 def _last_line_end(head: bytes) -> int:
@@ -364,8 +359,8 @@ class JsonSource(_TextSource):
                 "`jq -c '.[]'` makes them"
             )
         self.schema = self._infer() if types is None else types
-        self._raw = [field.name for field in self.schema if _is_raw(field.type)]
-        self._read_as = pa.schema([_wire(f) for f in self.schema if f.name not in self._raw])
+        self._raw = [field.name for field in self.schema if is_raw(field.type)]
+        self._read_as = pa.schema([wire(f) for f in self.schema if f.name not in self._raw])
 
     def _infer(self) -> pa.Schema:
         head = self._file.head
@@ -373,6 +368,8 @@ class JsonSource(_TextSource):
             head = head[: head.rfind(b"\n") + 1]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
+        if not _is_plain(head):
+            _require_objects(head, 0)
         values, names = self._read_mixed(head)
 
         def texts(field: Any) -> pa.Array:
@@ -386,12 +383,12 @@ class JsonSource(_TextSource):
         times = [field for field in found if pa.types.is_timestamp(element_type(field.type))]
         if times:
             # The reader passes over time zones: whether there are some shows in the text.
-            written = again(*map(_wire, times))
+            written = again(*map(wire, times))
             for field in times:
-                kind = _kind_of_times(written.column(field.name), field.type)
+                kind = kind_of_times(written.column(field.name), field.type)
                 found = found.set(found.get_field_index(field.name), field.with_type(kind))
         fields = {name: pa.field(name, JSON) for name in names} | {
-            field.name: field.with_type(JSON) if _is_raw(field.type) else field for field in found
+            field.name: field.with_type(JSON) if is_raw(field.type) else field for field in found
         }
         return storable(pa.schema(list(fields.values())))
 
@@ -427,6 +424,8 @@ class JsonSource(_TextSource):
         line = 0
         for block in self._blocks():
             if block.strip():
+                if not _is_plain(block):
+                    _require_objects(block, line)
                 yield from self._rows(block, line)
             line += block.count(b"\n")
 
@@ -441,6 +440,7 @@ class JsonSource(_TextSource):
         lines, names = every.filter(there), self.schema.names
         try:
             cut = {name: json_members(lines, names, name) for name in self._raw}
+            _require_no_twice(lines, self._raw)
             read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
         except JsonLineError as error:
             number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
@@ -469,6 +469,7 @@ class JsonSource(_TextSource):
             cut = {
                 name: json_members(lines, self.schema.names, name) for name in self._read_as.names
             }
+            _require_no_twice(lines, self._read_as.names)
             kept = [(name, pc.fill_null(cut[name], "null"), JsonKind.RAW) for name in cut]
             with suppress(ValueError):
                 return self._read(bytes(objects(kept)), self._read_as, line)
@@ -503,6 +504,8 @@ class JsonSource(_TextSource):
         except pa.ArrowInvalid as error:
             if "unexpected field" in str(error):
                 raise ValueError(self._unexpected(block, line)) from error
+            if re.search(r"Column\(\)|document is empty", str(error)):  # with a wrong line
+                _require_objects(block, line)
             raise ValueError(json_words(str(error), line)) from error
 
     def _unexpected(self, block: bytes, line: int) -> str:
@@ -516,19 +519,72 @@ class JsonSource(_TextSource):
         )
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [_unwired(*each) for each in zip(batch.columns, self.schema, strict=True)]
+        columns = [unwired(*each) for each in zip(batch.columns, self.schema, strict=True)]
         return pa.record_batch(columns, names=self.schema.names)
 
 
-def _objects_of(head: bytes, decoder: JSONDecoder) -> Iterator[dict[str, Any]]:
+def _is_plain(block: bytes) -> bool:
+    """Return True for objects of one line each that cannot be deep."""
+    inner = block.count(b"\n") - block.endswith(b"\n")
+    return (
+        block.startswith(b"{")
+        and inner in (block.count(b"}\n{"), block.count(b"}\r\n{"))
+        and b"{" * (_DEPTH + 2) not in block.translate(_BRACES, _NEITHER)
+    )
+
+
+def _require_objects(block: bytes, line: int) -> None:
+    """Refuse values that are no objects, and deep ones: Arrow's reader crashes at some of them.
+
+    Where a block is no JSON, the reader has the words for it.
+    """
+    with suppress(JSONDecodeError):
+        for _ in _objects_of(block, JSONDecoder(strict=False), line):
+            pass
+
+
+def _objects_of(head: bytes, decoder: JSONDecoder, line: int = 0) -> Iterator[dict[str, Any]]:
     """Objects, of which one may have several lines, and a line several of them."""
-    text, at = head.decode("utf-8-sig"), 0
+    text, at = head.decode("utf-8-sig", "replace"), 0
     while found := _NO_SPACE.search(text, at):
-        value, at = decoder.raw_decode(text, found.start())
-        if not isinstance(value, dict):
-            line = text.count("\n", 0, found.start()) + 1
-            raise ValueError(f"line {line:,}: {dumps(value)} is no object")
+        start = found.start()
+        if text[start] != "{":
+            before, rest = text[:start].rpartition("\n")[2], text[start:].partition("\n")[0]
+            told = short(rest.encode())
+            why = f"{told!r} behind its object: one a line" if before.strip() else ""
+            raise _refused(text, start, line, why or f"{told} is no object")
+        try:
+            value, at = decoder.raw_decode(text, start)
+        except RecursionError:
+            at = start
+        if at == start or (at - start > 2 * _DEPTH and _is_deep(value)):
+            raise _refused(text, start, line, f"it is nested more than {_DEPTH} deep")
         yield value
+
+
+def _refused(text: str, at: int, line: int, why: str) -> ValueError:
+    return ValueError(f"line {line + text.count(chr(10), 0, at) + 1:,}: {why}")
+
+
+def _is_deep(value: dict[str, Any]) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_DEPTH + 1):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for inner in values for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _require_no_twice(lines: pa.StringArray, names: Sequence[str]) -> None:
+    """Refuse members that an object has twice, of which `json_members` takes one."""
+    for name in names:
+        often = pc.greater(pc.count_substring(lines, dumps(name, ensure_ascii=False)), 1)
+        for row in pc.indices_nonzero(often).to_pylist():
+            decoder = JSONDecoder(object_pairs_hook=list, strict=False)
+            pairs, _ = decoder.raw_decode(lines[row].as_py().lstrip())
+            if [each for each, _ in pairs].count(name) > 1:
+                raise JsonLineError(f"it has column {name!r} twice", row)
 
 
 def _require_alone(lines: pa.StringArray) -> None:
@@ -540,55 +596,3 @@ def _require_alone(lines: pa.StringArray) -> None:
             if error.msg == "Extra data":
                 behind = short(text[error.pos :].encode())
                 raise JsonLineError(f"{behind!r} behind its object: one a line", row) from None
-
-
-def _wire(field: Any) -> Any:
-    """Return the field to read a column as: JSON has no dates, times are text, bytes base64."""
-    kind = field.type
-    if pa.types.is_date(kind):
-        kind = pa.timestamp("s")
-    elif pa.types.is_binary(kind) or pa.types.is_time(kind) or _csv_type(kind) != kind:
-        kind = pa.string()
-    elif pa.types.is_timestamp(element_type(kind)):
-        kind = replaced(kind, pa.string())
-    return pa.field(field.name, kind)
-
-
-def _is_raw(kind: pa.DataType) -> bool:
-    """Return True for what is read as it is written, and for what Arrow's reader does not read."""
-    element, is_a = element_type(kind), pa.types
-    if kind == JSON or _is_coarse(element) or is_a.is_struct(element) or is_a.is_map(element):
-        return True
-    texts = (is_a.is_binary, is_a.is_date, is_a.is_time, is_a.is_duration)
-    return element != kind and any(is_text(element) for is_text in texts)
-
-
-def _unwired(column: pa.Array, field: Any) -> pa.Array:
-    kind, is_a = field.type, pa.types
-    if kind == JSON:
-        return column
-    take = taker(kind)
-    if _is_raw(kind):
-        return _parsed(column, field, lambda text: take(parse_json(text)))
-    if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
-        return _parsed(column, field, take)
-    if is_a.is_date(kind) or is_a.is_timestamp(element_type(kind)):
-        try:
-            return pc.cast(column, kind)
-        except pa.ArrowInvalid as error:
-            raise ValueError(
-                f"column {field.name!r} is {kind}: {error} (--schema sets the types)"
-            ) from None
-    return column
-
-
-def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
-    """Times without a zone, or all of them with one; text where they are mixed."""
-    for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        kind = replaced(inferred, time)
-        try:
-            pc.cast(texts, kind)
-        except pa.ArrowInvalid:
-            continue
-        return kind
-    return texts.type

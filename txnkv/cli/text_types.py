@@ -1,0 +1,252 @@
+"""Types of the values in text, such that no digit or zone of them is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from math import isinf
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv.cli.message_lines import parse_json, taker
+from txnkv.core import JSON, UUID, column_type, element_type, type_name
+from txnkv.core import compute as pc
+from txnkv.errors import SchemaError
+
+_WHOLE: Final = r"^\s*[+-]?\d+\s*$"
+_PLAIN: Final = r"^\s*-?(0|[1-9]\d*)\s*$"
+_PLAIN_LARGE: Final = r"^\s*(0|-?[1-9]\d*)\s*$"  # no uint64 is -0
+
+
+def is_whole(column: pa.ChunkedArray) -> bool:
+    """Return True for whole numbers, also where they are doubles."""
+    if not pa.types.is_float64(column.type):
+        return bool(pa.types.is_integer(column.type))
+    return bool(pc.all(pc.equal(pc.floor(column), column)).as_py())
+
+
+def with_codes(found: pa.Table, written: pa.Table) -> pa.Table:
+    """Have whole numbers be text where some have a plus sign or zeros before them: +4179, 007.
+
+    Args:
+        found: the columns, with the types inferred.
+        written: those of them that are whole, as they are written.
+    """
+    for name in written.column_names:
+        at, texts = found.column_names.index(name), written.column(name)
+        large = pa.types.is_floating(found.column(at).type)  # or reals
+        if large and not _all_match(texts, _WHOLE):
+            continue
+        if not _all_match(texts, _PLAIN_LARGE if large else _PLAIN):
+            found = found.set_column(at, name, texts)
+    return found
+
+
+def whole_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Whole numbers as Arrow reads them in CSV, which passes over zeros before them.
+
+    Raises:
+        NumberError: a text is none, or has such zeros.
+    """
+    with suppress(pa.ArrowInvalid):
+        numbers, plain = _numbers(texts, kind)
+        if plain:
+            return numbers
+    for row, text in enumerate(texts.to_pylist()):
+        try:
+            _, plain = _numbers(texts.slice(row, 1), kind)
+        except pa.ArrowInvalid:
+            raise NumberError(f"{text!r} is no {kind}", row) from None
+        if not plain:
+            raise NumberError(f"{text!r} has zeros that {kind} does not keep", row)
+    raise AssertionError("each of the texts is a plain number, and all are not")
+
+
+def _numbers(texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, bool]:
+    """The numbers, and whether none has a zero before it."""
+    texts = pc.ascii_trim(texts, characters=" \t")
+    numbers, size = pc.cast(texts, kind), pc.binary_length(texts)
+    for zero in ("0", "-0"):
+        if pc.any(pc.and_(pc.starts_with(texts, zero), pc.greater(size, len(zero)))).as_py():
+            return numbers, False
+    return numbers, True
+
+
+class NumberError(ValueError):
+    """A text that is no number of its column.
+
+    Attributes:
+        row: which one it is.
+    """
+
+    def __init__(self, why: str, row: int) -> None:
+        super().__init__(why)
+        self.row = row
+
+
+def _any_matches(texts: Any, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def with_whole_numbers(
+    found: pa.Table, texts: Callable[[Any], Any], read: Callable[[Any], Any]
+) -> pa.Schema:
+    """The types inferred, with uint64 for whole numbers beyond int64: Arrow makes doubles of them.
+
+    Args:
+        found: the values.
+        texts, read: read a column again, as its numbers are written and in another type.
+
+    Raises:
+        ValueError: neither int64 nor uint64 holds all of a column, or no float64 a number of it.
+    """
+    schema = found.schema
+    for at, field in enumerate(schema):
+        largest = _largest(found.column(at))
+        if largest < 1 << 53:
+            continue
+        written = texts(field.with_type(pa.string()))
+        if isinf(largest) and _infinities(found.column(at)) > _count(written, "(?i)inf"):
+            raise ValueError(
+                f"column {field.name!r} has numbers larger than any float64: --schema says "
+                "what they are, as string, or as json where they stand in JSON"
+            )
+        if _any_matches(written, "(?i)[.e]|nan|inf"):
+            continue  # reals, and no digits lost that a double has
+        schema = schema.set(at, field.with_type(replaced(field.type, pa.uint64())))
+        try:
+            read(schema.field(at))
+        except ValueError:
+            raise ValueError(
+                f"column {field.name!r} has whole numbers that neither int64 nor uint64 holds all: "
+                "--schema says what they are, as decimal128(38, 0), or float64, which rounds them"
+            ) from None
+    return schema
+
+
+def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column, or of its lists."""
+    while pa.types.is_list(column.type):
+        column = pc.list_flatten(column)
+    return column
+
+
+def _infinities(column: pa.ChunkedArray) -> int:
+    return pc.sum(pc.is_inf(_flat(column))).as_py() or 0
+
+
+def _count(texts: Any, pattern: str) -> int:
+    return pc.sum(pc.count_substring_regex(texts, pattern)).as_py() or 0
+
+
+def _largest(column: pa.ChunkedArray) -> float:
+    """The largest of doubles, or of lists of them, without signs; 0 for other types."""
+    column = _flat(column)
+    if not pa.types.is_float64(column.type):
+        return 0
+    return float(pc.max(pc.abs(column.filter(pc.invert(pc.is_nan(column))))).as_py() or 0)
+
+
+def replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """The type with another one for what its lists hold."""
+    inner = getattr(kind, "value_type", None)
+    return element if inner is None else pa.list_(replaced(inner, element))
+
+
+def storable(schema: pa.Schema) -> pa.Schema:
+    """The schema with types that columns can have: nothing but nulls becomes text.
+
+    Raises:
+        SchemaError: a column has a type that no column can have.
+    """
+    return pa.schema([_storable_field(field) for field in schema])
+
+
+def _storable_field(field: Any) -> Any:
+    if pa.types.is_null(element_type(field.type)):
+        return pa.field(field.name, replaced(field.type, pa.string()))
+    if pa.types.is_time(field.type):
+        return pa.field(field.name, pa.time64("us"), field.nullable)
+    try:
+        return pa.field(field.name, column_type(field.type), field.nullable)
+    except SchemaError as error:
+        raise SchemaError(f"column {field.name!r}: {error}") from None
+
+
+def csv_type(kind: pa.DataType) -> pa.DataType:
+    """The type to read a column as: JSON, UUIDs and what `taker` reads are text there."""
+    text = pa.types.is_duration(kind) or is_coarse(kind) or kind in (JSON, UUID)
+    return pa.string() if text else kind
+
+
+def is_coarse(kind: pa.DataType) -> bool:
+    """Return True for decimals written as 1.5E+3, of which Arrow's readers count the digits."""
+    return bool(pa.types.is_decimal(kind) and kind.scale < 0)
+
+
+def wire(field: Any) -> Any:
+    """Return the field to read a column as: JSON has no dates, times are text, bytes base64."""
+    kind = field.type
+    if pa.types.is_date(kind):
+        kind = pa.timestamp("s")
+    elif pa.types.is_binary(kind) or pa.types.is_time(kind) or csv_type(kind) != kind:
+        kind = pa.string()
+    elif pa.types.is_timestamp(element_type(kind)):
+        kind = replaced(kind, pa.string())
+    return pa.field(field.name, kind)
+
+
+def is_raw(kind: pa.DataType) -> bool:
+    """Return True for what is read as it is written, and for what Arrow's reader does not read."""
+    element, is_a = element_type(kind), pa.types
+    if kind == JSON or is_coarse(element) or is_a.is_struct(element) or is_a.is_map(element):
+        return True
+    texts = (is_a.is_binary, is_a.is_date, is_a.is_time, is_a.is_duration)
+    return element != kind and any(is_text(element) for is_text in texts)
+
+
+def unwired(column: pa.Array, field: Any) -> pa.Array:
+    kind, is_a = field.type, pa.types
+    if kind == JSON:
+        return column
+    take = taker(kind)
+    if is_raw(kind):
+        return parsed(column, field, lambda text: take(parse_json(text)))
+    if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
+        return parsed(column, field, take)
+    if is_a.is_date(kind) or is_a.is_timestamp(element_type(kind)):
+        try:
+            return pc.cast(column, kind)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"column {field.name!r} is {kind}: {error} (--schema sets the types)"
+            ) from None
+    return column
+
+
+def parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Array:
+    """Values of their texts, one by one."""
+    try:
+        values = [None if text is None else parse(text) for text in column.to_pylist()]
+        return pa.array(values, field.type)
+    except (ValueError, TypeError, LookupError, ArithmeticError, pa.ArrowException) as error:
+        raise ValueError(
+            f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
+        ) from None
+
+
+def kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
+    """Times without a zone, or all of them with one; text where they are mixed."""
+    for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        kind = replaced(inferred, time)
+        try:
+            pc.cast(texts, kind)
+        except pa.ArrowInvalid:
+            continue
+        return kind
+    return texts.type
