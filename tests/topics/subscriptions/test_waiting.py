@@ -279,7 +279,7 @@ def test_one_of_those_that_share_looks_for_a_message(
         send(client, 0)
         until(lambda: any(found))
         time.sleep(0.2)
-        assert len({*lookers}) <= 3  # and who comes next, and who leads
+        assert len({*lookers}) < 10  # and who comes next, and who leads, late ones too
     for n in range(1, 20):
         send(client, n)
     until(lambda: all(found))
