@@ -220,6 +220,11 @@ class Channel:
                     self._waiting = first + self._waiting
             raise
 
+    def _send_waiting(self) -> None:
+        with self._in_front() as first:
+            if first:
+                self._call([], tuple(first))
+
     def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
         again = all(call.again for call in calls)
         number = next(self._numbers)
@@ -356,12 +361,11 @@ class Channel:
     # -- streams -----------------------------------------------------------------------
 
     def stream(self, call: Call) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Make a call that is answered by batches, which come as they are asked for.
-
-        Raises:
-            As `call`, here and while they are read.
+        """Make a call that is answered by batches, which come as they are asked for; raises as
+        `call`, here and while they are read.
         """
         self.require_open()
+        self._send_waiting()
         ticket = fl.Ticket(pack(self._head() | {"calls": [call.content()]}, self._refer))
         try:
             reader = self._client().do_get(ticket, self._unbounded)
@@ -389,16 +393,12 @@ class Channel:
         return found
 
     def put(self, call: Call, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
-        """Make a call whose last argument is a stream of batches, and return its value.
-
-        Raises:
-            As `call`. A stream that breaks off counts for nothing.
+        """Make a call whose last argument is a stream of batches, and return its value; raises as
+        `call`. A stream that breaks off counts for nothing.
         """
         self.require_open()
         self.require_writable(call)
-        with self._in_front() as first:
-            if first:
-                self._call([], tuple(first))
+        self._send_waiting()
         number = next(self._numbers)
         head = self._head() | {"number": number, "once": True, "calls": [call.content()]}
         descriptor = fl.FlightDescriptor.for_command(pack(head, self._refer))
