@@ -127,6 +127,16 @@ def test_a_wait_for_no_number_of_seconds(
 
 
 @pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("option", ["timeout", "lock_timeout"])
+def test_a_transaction_for_no_number_of_seconds(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], there: bool, option: str
+) -> None:
+    client: Any = remote() if there else store
+    with pytest.raises(TypeError, match=f"{option} is a number of seconds, not the str 'a'"):
+        client.new_transaction(**{option: "a"})
+
+
+@pytest.mark.parametrize("there", [False, True])
 def test_numbers_of_numpy_are_numbers(
     store: txnkv.Client, remote: Callable[..., txnkv.Client], there: bool
 ) -> None:

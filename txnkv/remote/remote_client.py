@@ -408,12 +408,13 @@ class _RemoteAttempts(RemoteHandle):
 
 def _is_sound(options: Mapping[str, Any]) -> bool:
     """Tell whether a transaction may begin with the next request, since the server takes it so."""
-    timeout = options["timeout"]
+    timeout, lock_timeout = options["timeout"], options["lock_timeout"]
     return (
         options["isolation"] in _ISOLATIONS
         and options["locking"] in _LOCKINGS
-        and (timeout is None or timeout > 0)
-        and options["lock_timeout"] >= 0
+        and (timeout is None or (isinstance(timeout, int | float) and timeout > 0))
+        and isinstance(lock_timeout, int | float)
+        and lock_timeout >= 0
         and "name" not in options  # what others have open ends now
     )
 
