@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ def test_who_joins_has_written_at_the_end_of_its_block_and_at_its_close(store_pa
         await owner.commit()
         async with table, table.scan(columns=["id"]) as scan:
             assert sorted([row["id"] async for row in scan]) == [1, 2]
+
+    run(store_path, work)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_client_that_is_left_writes_what_waits_in_those_it_joined(
+    store_path: Path, fails: bool
+) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        owner = await client.new_transaction()
+        token = await owner.serialize()
+        with suppress(KeyError):
+            async with txnkv.aio.connect(store_path) as worker:
+                joined = await worker.join(token)
+                await joined.insert("t", (1, None))
+                if fails:
+                    raise KeyError
+        await owner.commit()
+        assert await table.count() == (not fails)
 
     run(store_path, work)
 

@@ -67,7 +67,7 @@ class Connecting:
 
     async def __aexit__(self, *error: Any) -> None:
         if self._client is not None:
-            await self._client.close()
+            await self._client.__aexit__(*error)
 
 
 class AsyncClient(ClosingWrapper[Client]):
@@ -121,6 +121,11 @@ class AsyncClient(ClosingWrapper[Client]):
             await self._calls.to_the_end(self.blocking.close)
             self._waits.close()
             self._calls.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        if error[1] is not None:
+            await self._calls.to_the_end(self.blocking._forget)
+        await self.close()
 
     def transaction(self, **options: Any) -> TransactionBlock:
         """`async with client.transaction() as txn:` commits at the end, rolls back on an
