@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,8 @@ from txnkv.errors import (
 from txnkv.storage import Environment, Environments, StoreDirectory, arm
 from txnkv.storage.environments import _TABLE
 from txnkv.storage.faults import InjectedFault
-from txnkv.storage.lmdb_open import OpenLmdb
+from txnkv.storage.lmdb_open import OpenLmdb, make_environment_files
+from txnkv.storage.write_queue import FolderTurn
 
 PAGE = b"v" * 4000
 
@@ -431,3 +433,14 @@ def test_copy_is_consistent_and_complete(environment: Environment, tmp_path: Pat
         db = copy.open_db(b"blocks")
         with copy.begin(db) as txn:
             assert list(txn.cursor().iternext(values=False)) == [b"a", b"b"]
+
+
+def test_a_turn_ends_where_closing_is_put_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "close", lambda descriptor: None)  # gevent's closes a folder later
+    make_environment_files(tmp_path / "1")
+    turn = FolderTurn(tmp_path / "1")
+    for _ in range(2):
+        turn.acquire(wait=False)
+        turn.release()

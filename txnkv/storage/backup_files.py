@@ -62,6 +62,7 @@ from txnkv.storage.directory import (
 from txnkv.storage.environment import Environment
 from txnkv.storage.faults import (
     NO_DESCRIPTOR_ERRNOS,
+    close_descriptor,
     declare_fault_point,
     disk_errors,
     fault_point,
@@ -474,7 +475,7 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         finally:
-            os.close(descriptor)
+            close_descriptor(descriptor)
         sync_directory(place.parent)
     except OSError as error:
         if isinstance(error, TxnkvError):
@@ -509,7 +510,7 @@ def _locked(aside: Path, what: str, place: Path) -> int:
         with ExitStack() as closing:
             try:
                 descriptor = with_descriptor(os.open, aside, os.O_DIRECTORY | os.O_CLOEXEC)
-                closing.callback(os.close, descriptor)
+                closing.callback(close_descriptor, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not any(aside.iterdir()) and _is_at(descriptor, aside):
                     closing.pop_all()

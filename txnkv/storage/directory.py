@@ -45,6 +45,7 @@ from txnkv.errors import (
     StoreNotFoundError,
 )
 from txnkv.storage.faults import (
+    close_descriptor,
     declare_fault_point,
     disk_errors,
     fault_point,
@@ -475,7 +476,7 @@ def opened(path: Path, flags: int) -> Iterator[int]:
             os.fchmod(descriptor, 0o600)
         yield descriptor
     finally:
-        os.close(descriptor)
+        close_descriptor(descriptor)
 
 
 def numbers_in(folder: Path) -> set[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posix
 import resource
 import signal
 import tempfile
@@ -307,6 +308,8 @@ def not_made(error: OSError, place: Path, what: str) -> TxnkvError | ValueError:
     )
 
 
+close_descriptor: Final = posix.close
+"""`os.close`, which gevent replaces by one that puts it off: the descriptor's lock would go on."""
 CLOSE_IDLE: Final[list[Callable[[], None]]] = []
 """Functions that close files which nobody uses now."""
 

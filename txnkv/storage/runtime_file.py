@@ -51,7 +51,7 @@ from txnkv.storage.directory import (
     opened,
     removed,
 )
-from txnkv.storage.faults import FULL_ERRNOS, disk_errors, storage_full
+from txnkv.storage.faults import FULL_ERRNOS, close_descriptor, disk_errors, storage_full
 
 SLOTS = 1024
 _PRESENCE = SLOTS
@@ -115,7 +115,7 @@ class SlotLocks:
 
     def close(self) -> None:
         """Drops every lock of this process. Never in a child, for an inherited object."""
-        os.close(self._descriptor)
+        close_descriptor(self._descriptor)
 
 
 MAGIC = int.from_bytes(b"txnkvrun", "little")

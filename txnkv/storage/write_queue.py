@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 from txnkv import core
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.directory import removed
-from txnkv.storage.faults import lmdb_error, with_descriptor
+from txnkv.storage.faults import close_descriptor, lmdb_error, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
@@ -221,7 +221,7 @@ class FolderTurn(WriteTurn):
     def _release_file(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)  # and so unlocked
+            close_descriptor(descriptor)  # and so unlocked
 
 
 class WriteQueue(core.Turn, WriteTurn):
@@ -264,7 +264,7 @@ class WriteQueue(core.Turn, WriteTurn):
         """Closes the file. Nobody is in the queue: a forked child would share the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            close_descriptor(descriptor)
 
     def _opened(self) -> int:
         if self._retired:
