@@ -230,6 +230,29 @@ def test_subprocess_opens_the_store_beside_its_parent(children: Children, store:
     assert children.start(EXEC, store).finish() == [str(BEFORE + 1), str(BEFORE + 11)]
 
 
+DAEMON = """
+client = txnkv.connect(args[0], create=False)
+left = client.create_table("daemons", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+with client.transaction() as txn:
+    txn.insert(left, {"id": 1})
+pid = os.fork()
+if pid == 0:
+    os.closerange(3, 256)
+    mine = [os.open(os.devnull, os.O_RDWR) for _ in range(100)]
+    with client.transaction() as txn:
+        txn.insert(left, {"id": 2})
+    client.close()
+    for descriptor in mine:
+        os.fstat(descriptor)
+    os._exit(0)
+say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), left.count())
+"""
+
+
+def test_a_daemon_that_closed_all_keeps_files_of_its_own(children: Children, store: Path) -> None:
+    assert children.start(DAEMON, store).finish() == ["0 2"]
+
+
 WAITING = """
 client = txnkv.connect(args[0], create=False)
 client.create_topic("events")

@@ -154,7 +154,7 @@ class ForkGate(SharedGate):
         self._draining = True  # for good: whoever comes is refused
         for member in list(self._members):
             for thing in member.inherited():
-                _leak(thing)
+                leak(thing)
 
 
 def _settle_pandas() -> None:
@@ -193,7 +193,8 @@ _FORKED_BUSY = (
 )
 
 
-def _leak(thing: object) -> None:
+def leak(thing: object) -> None:
+    """Have no destructor touch it in this process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

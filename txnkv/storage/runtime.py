@@ -32,7 +32,7 @@ from typing import Final
 from txnkv.core import Holding, PinSet, SharedWords, StoreWords
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
-from txnkv.storage.fork import GATE
+from txnkv.storage.fork import GATE, leak
 from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime_file import (
     CHANGE,
@@ -328,7 +328,11 @@ class Runtime(StoreWords):
         """Nothing: the parent keeps its mapping, its slot and so its liveness."""
 
     def after_fork_in_child(self) -> None:
-        """Forgets mapping, slot and pins; the inherited descriptor is left open on purpose."""
+        """Forgets mapping, slot and pins; the inherited descriptors are left open on purpose.
+
+        The mapping has one, whose number may be another file's in a child that closed all.
+        """
+        leak(self._file)
         self.words = None
         self.aim(None, _WORDS)
         self._file = None
