@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, overload
 
 import pyarrow as pa
 
@@ -510,6 +510,12 @@ class AsyncSubscription(_Held[Subscription]):
         super().__init__(subscription, calls)
         self._waiting = _Waiting(self._turn, subscription, subscription.unreceive)
 
+    @overload
+    async def receive(self, timeout: None = None) -> Message: ...
+
+    @overload
+    async def receive(self, timeout: float | None) -> Message | None: ...
+
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is over."""
         return await self._waiting(lambda wait: self.blocking.receive(timeout=wait), timeout)
@@ -539,9 +545,7 @@ class AsyncSubscription(_Held[Subscription]):
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
-            message = await self.receive()
-            if message is not None:
-                yield message
+            yield await self.receive()
 
 
 class AsyncProducer(_Held[Producer]):

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, overload
 
 from txnkv.errors import (
     AckConflictError,
@@ -213,6 +213,12 @@ class Subscription(Closing):
 
     # -- receiving ---------------------------------------------------------------------
 
+    @overload
+    def receive(self, timeout: None = None) -> Message: ...
+
+    @overload
+    def receive(self, timeout: float | None) -> Message | None: ...
+
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when there was none for `timeout` seconds (None: wait).
 
@@ -265,9 +271,7 @@ class Subscription(Closing):
     def __iter__(self) -> Iterator[Message]:
         """Messages without end; each waits until there is one."""
         while True:
-            message = self.receive()
-            assert message is not None
-            yield message
+            yield self.receive()
 
     @shielded_unless(lambda self, most: self._gives_soon(most))
     def _take(self, most: int) -> list[Message]:
