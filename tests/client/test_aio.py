@@ -416,3 +416,8 @@ def test_calls_of_one_object_come_one_after_the_other() -> None:
 
     asyncio.run(main())
     assert seen == [False]
+
+
+def test_elsewhere_than_in_a_loop_of_asyncio(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"no loop of asyncio .* txnkv\.connect in a thread"):
+        txnkv.aio.connect(tmp_path).__await__().send(None)  # as trio does

@@ -25,12 +25,14 @@ def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> N
     ("path", "options", "kind", "words"),
     [
         ("x", {"history": -1}, ValueError, "0 or more"),
+        (b"x", {}, TypeError, "not b'x': os.fsdecode"),
+        ("/proc/x", {}, txnkv.NotSupportedError, "no folder can be made in /proc: .* another"),
         ("x", {"cache_bytes": 0}, ValueError, "above 0"),
         ("x", {"keepalive_time": 0}, ValueError, "at least 0.5 s"),
     ],
 )
 def test_arguments_are_checked(
-    path: str, options: dict[str, Any], kind: type[Exception], words: str
+    path: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
         txnkv.connect(path, **options)

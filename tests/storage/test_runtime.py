@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from txnkv.errors import ClosedError, UnavailableError
+from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
 from txnkv.storage import Runtime, clock, runtime_file
+from txnkv.storage.clocks import boot_id
 from txnkv.storage.directory import FORMAT_VERSION
 
 OPEN = "runtime = Runtime.open(__import__('pathlib').Path(sys.argv[1]))\n"
@@ -345,3 +347,12 @@ def test_new_file_begins_at_another_change_number(folder: Path, python) -> None:
     first = python(OPEN + "say(runtime.change_number())", folder).finish()
     (folder / "shared").unlink()
     assert python(OPEN + "say(runtime.change_number())", folder).finish() != first
+
+
+def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path, encoding: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    with pytest.raises(NotSupportedError, match="Have /proc mounted"):
+        boot_id.__wrapped__()

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import pytest
@@ -32,6 +33,19 @@ def test_an_error_without_a_text_is_told_by_its_code(tmp_path: Path) -> None:
     assert ": SQLITE_FULL. Nothing" in str(full)
     odd = sqlite_error(apsw.IOError("not an error"), tmp_path, None)
     assert "failed: IOError. This" in str(odd)
+
+
+@pytest.mark.parametrize(
+    ("files", "free", "kind"),
+    [(12, 0, StorageFullError), (12, 9, UnavailableError), (0, 0, UnavailableError)],
+)
+def test_a_disk_without_inodes_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, free: int, kind: type[Exception]
+) -> None:
+    told = SimpleNamespace(f_files=files, f_favail=free)
+    monkeypatch.setattr(os, "statvfs", lambda path: told)
+    failed = sqlite_error(apsw.exception_for(apsw.SQLITE_CANTOPEN), tmp_path / "status.db", None)
+    assert type(failed) is kind
 
 
 @pytest.fixture

@@ -48,6 +48,13 @@ class Connecting:
         return self._open().__await__()
 
     async def _open(self) -> AsyncClient:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "no loop of asyncio runs here, and txnkv.aio is for asyncio alone: from trio call "
+                "txnkv.connect in a thread"
+            ) from None
         calls = calls_of_a_client()
         opened: list[Client] = []
         try:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from txnkv.core import monotonic_micros, wall_micros
+from txnkv.errors import NotSupportedError
 
 EPOCH_SECONDS = 1_577_836_800
 """2020-01-01 00:00 UTC in Unix seconds: where the wall clock of the store begins."""
@@ -76,7 +77,12 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         # A sandbox may hide it; the second at which the machine was started stands in.
-        stat = Path("/proc/stat").read_text("ascii")
+        try:
+            stat = Path("/proc/stat").read_text("ascii")
+        except OSError as error:
+            raise NotSupportedError(
+                f"{error}: it tells which boot this is. Have /proc mounted where txnkv runs"
+            ) from error
         started = next(line for line in stat.splitlines() if line.startswith("btime"))
         return hashlib.sha256(started.encode()).hexdigest()[:32]
 

@@ -257,7 +257,9 @@ def folder_at(path: str | os.PathLike[str]) -> Path:
         NotSupportedError: it is an address.
         StoreNotFoundError: it leads nowhere.
     """
-    given = Path(path)  # refuses bytes
+    if isinstance(path, bytes):
+        raise TypeError(f"a path is a str or an os.PathLike of one, not {path!r}: os.fsdecode it")
+    given = Path(path)
     if os.fspath(path) in ("", ":memory:"):
         raise ValueError(
             f"{path!r} names no folder. For one that goes with the program take "
@@ -332,6 +334,10 @@ def _make_store_folder(path: Path) -> None:
         sync_directory(made.parent)
     try:
         path.mkdir(mode=0o700)
+    except FileNotFoundError as error:  # as /proc says it
+        raise NotSupportedError(
+            f"no folder can be made in {path.parent}: {error}. Name another path"
+        ) from error
     except FileExistsError:
         if not path.is_dir():
             raise StoreNotFoundError(f"{path} is a file; a store is a directory") from None

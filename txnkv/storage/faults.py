@@ -22,7 +22,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -202,6 +202,19 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
         return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None
+
+
+def could_not_open(path: Path) -> TxnkvError | None:
+    """The error for a database of SQLite that could not be opened, by what is seen of the reason:
+    no descriptor, no inode, or a file that this user may not read. None: it is another.
+    """
+    if is_without_descriptor():
+        return no_descriptor(path)
+    with suppress(OSError):
+        of_system = os.statvfs(path.parent)
+        if of_system.f_files and of_system.f_favail < _OF_SQLITE:
+            return storage_full(path, errno.ENOSPC)
+    return database_denied(path)
 
 
 def database_denied(path: Path) -> TxnkvError | None:

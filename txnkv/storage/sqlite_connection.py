@@ -54,10 +54,9 @@ from txnkv.storage.directory import STATUS_PAGE_BYTES, FileIdentity
 from txnkv.storage.faults import (
     FULL_ERRNOS,
     InjectedFault,
+    could_not_open,
     database_denied,
     is_there,
-    is_without_descriptor,
-    no_descriptor,
     with_descriptor,
 )
 from txnkv.storage.fork import GATE
@@ -208,11 +207,8 @@ def sqlite_error(
         code = connection.system_errno
         if code in FULL_ERRNOS:
             return _full(path, os.strerror(code))
-    if isinstance(error, apsw.CantOpenError):
-        if is_without_descriptor():
-            return no_descriptor(path)
-        if denied := database_denied(path):
-            return denied
+    if isinstance(error, apsw.CantOpenError) and (told := could_not_open(path)) is not None:
+        return told
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
         return UnavailableError(f"{path} failed: {said}. This transaction is not visible")
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
