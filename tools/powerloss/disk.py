@@ -274,7 +274,8 @@ class Disk:
 
 def _moment(op: Operation) -> int:
     # A file has its inode when the call that made it has returned; a write is on its way at once.
-    names = (Kind.OPEN, Kind.MKDIR, Kind.LINK, Kind.RENAME, Kind.REMOVE)
+    # So is a folder: another process may work in it before its maker's call is noted as returned.
+    names = (Kind.OPEN, Kind.LINK, Kind.RENAME, Kind.REMOVE)
     return op.end if op.kind in names else op.begin
 
 
