@@ -220,9 +220,10 @@ static uint32_t name_number(const json_names_t *names, const uint8_t *name, size
 }
 
 /* The value of a member; data is NULL where there is none, or a null. False: it is no object, or
- * has a name that is not known. */
+ * has a name that is not known, or that of the member twice. */
 static bool find_member(cursor_t *c, const json_names_t *names, uint32_t wanted,
                         row_slice_t *out) {
+    bool seen = false;
     *out = (row_slice_t){NULL, 0};
     skip_space(c);
     if (here(c) != '{') return false;
@@ -235,7 +236,7 @@ static bool find_member(cursor_t *c, const json_names_t *names, uint32_t wanted,
         if (!read_string(c)) return false;
         const size_t len = c->at - from - 1;
         const uint32_t number = name_number(names, c->text + from, len);
-        if (number == names->n) { /* one that has escapes is none of them */
+        if (number == names->n || (number == wanted && seen)) { /* one with escapes is none */
             c->at = from;
             return false;
         }
@@ -246,6 +247,7 @@ static bool find_member(cursor_t *c, const json_names_t *names, uint32_t wanted,
         const size_t begin = c->at;
         if (!read_value(c)) return false;
         if (number == wanted) {
+            seen = true;
             size_t end = c->at;
             while (strchr(" \n\r\t", c->text[end - 1]) != NULL) end--;
             const bool null = end - begin == 4 && memcmp(c->text + begin, "null", 4) == 0;

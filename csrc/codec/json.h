@@ -30,10 +30,10 @@ typedef struct {
 } json_names_t;
 
 /* Member `wanted` of texts that are objects, as it is written there, in two steps: first validity
- * (n + 7) / 8 bytes and offsets [0 .. n] from 0, then that many bytes. Of several members of one
- * name the last counts; where there is none, or a null, it is null. CORRUPT: text *out_row is no
- * object, or has a name at *out_at that is none of the names, or is written with an escape.
- * LIMIT: more than Arrow's i32 offsets can say. INPUT: as json_column. */
+ * (n + 7) / 8 bytes and offsets [0 .. n] from 0, then that many bytes. Where there is none, or a
+ * null, it is null. CORRUPT: text *out_row is no object, or has a name at *out_at that is none of
+ * the names, is written with an escape, or is the wanted one for the second time. LIMIT: more than
+ * Arrow's i32 offsets can say. INPUT: as json_column. */
 status_t json_member_offsets(const row_column_t *texts, const json_names_t *names, uint32_t wanted,
                              uint8_t *out_validity, uint32_t *out_offsets, uint32_t *out_row,
                              uint64_t *out_at);

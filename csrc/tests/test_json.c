@@ -134,8 +134,9 @@ static void members(void) {
     expect_member("{\"a\": {\"b\" : [1, 2]} , \"c\":\"x\"}", 0, "{\"b\" : [1, 2]}");
     expect_member(" {\"a\": 1,\"c\" : \"x\" }", 2, "\"x\"");
     expect_member("{\"a\": 1.10 }", 0, "1.10");
-    expect_member("{\"a\": 1, \"a\": [ ]}", 0, "[ ]");
-    expect_member("{\"a\": 1, \"a\": null}", 0, "");
+    expect_member("{\"a\": 1, \"a\": [ ]}", 0, NULL);
+    expect_member("{\"a\": null, \"a\": 1}", 0, NULL);
+    expect_member("{\"a\": {\"a\": 1}, \"c\": 1, \"c\": 2}", 0, "{\"a\": 1}");
     expect_member("{\"bb\": {\"a\": 1}}", 0, "");
     expect_member("{}", 0, "");
     expect_member("{\"b\": 1}", 0, NULL);

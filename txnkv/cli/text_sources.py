@@ -440,7 +440,6 @@ class JsonSource(_TextSource):
         lines, names = every.filter(there), self.schema.names
         try:
             cut = {name: json_members(lines, names, name) for name in self._raw}
-            _require_no_twice(lines, self._raw)
             read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
         except JsonLineError as error:
             number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
@@ -469,7 +468,6 @@ class JsonSource(_TextSource):
             cut = {
                 name: json_members(lines, self.schema.names, name) for name in self._read_as.names
             }
-            _require_no_twice(lines, self._read_as.names)
             kept = [(name, pc.fill_null(cut[name], "null"), JsonKind.RAW) for name in cut]
             with suppress(ValueError):
                 return self._read(bytes(objects(kept)), self._read_as, line)
@@ -574,17 +572,6 @@ def _is_deep(value: dict[str, Any]) -> bool:
         if not level:
             return False
     return True
-
-
-def _require_no_twice(lines: pa.StringArray, names: Sequence[str]) -> None:
-    """Refuse members that an object has twice, of which `json_members` takes one."""
-    for name in names:
-        often = pc.greater(pc.count_substring(lines, dumps(name, ensure_ascii=False)), 1)
-        for row in pc.indices_nonzero(often).to_pylist():
-            decoder = JSONDecoder(object_pairs_hook=list, strict=False)
-            pairs, _ = decoder.raw_decode(lines[row].as_py().lstrip())
-            if [each for each, _ in pairs].count(name) > 1:
-                raise JsonLineError(f"it has column {name!r} twice", row)
 
 
 def _require_alone(lines: pa.StringArray) -> None:

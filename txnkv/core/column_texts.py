@@ -84,7 +84,8 @@ def json_members(texts: pa.StringArray, names: Sequence[str], wanted: str) -> pa
         wanted: one of them.
 
     Raises:
-        JsonLineError: a text is no object, or has another member, or a name with an escape.
+        JsonLineError: a text is no object, or has another member, the wanted one twice, or a name
+            with an escape.
     """
     n = len(texts)
     column, row, at = ffi.new("row_column_t *"), ffi.new("uint32_t *"), ffi.new("uint64_t *")
@@ -110,6 +111,8 @@ def _no_object(text: str, at: int, names: Sequence[str], row: int) -> JsonLineEr
     raw = text.encode()
     if at and raw[at - 1 : at] == b'"':
         name = raw[at:].partition(b'"')[0].decode()
+        if name in names:
+            return JsonLineError(f"it has column {name!r} twice", row)
         escaped = " (its name is written with an escape)" if "\\" in name else ""
         return JsonLineError(
             f"there is no column {name!r}{escaped}; the columns are {', '.join(names)} "
