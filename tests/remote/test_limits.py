@@ -209,6 +209,32 @@ def test_a_closed_server_is_gone_at_once(store: txnkv.Client, store_path: Path) 
         gc.enable()
 
 
+@pytest.mark.parametrize("open_here", ["a client", "a server"])
+def test_a_forked_child_waits_for_no_threads(
+    store_path: Path, serve: Serve, process: Callable[..., Any], open_here: str
+) -> None:
+    """Those of gRPC that it does not have: its first call hung, and so did its end."""
+    code = """
+        from txnkv.server import Server
+        if open_here == "a server":
+            held = Server(path, "grpc://127.0.0.1:0")
+        else:
+            held = txnkv.connect(address)
+            held.table("t").get(1)
+        if (pid := os.fork()) == 0:
+            try:
+                txnkv.connect(address).table("t").get(1)
+            except txnkv.NotSupportedError:
+                with held:
+                    sys.exit(7)
+        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        held.close()
+    """
+    address = f"grpc://127.0.0.1:{serve().port}"
+    child = process(code, address=address, path=str(store_path), open_here=open_here)
+    assert child.finish() == 7
+
+
 def test_who_is_gone_gets_no_id_that_nobody_ends(store: txnkv.Client) -> None:
     """A request that was under way at its good-bye; the low water mark stood still at that id."""
     connected = guests.Guests(lambda _: txnkv.connect(store.path), Limits())

@@ -46,7 +46,7 @@ from txnkv.errors import (
 )
 from txnkv.remote import wire
 from txnkv.remote.wire import LostHandleError, Refer, pack, tells_of_change, unpack
-from txnkv.storage import new_event, new_lock
+from txnkv.storage import GATE, new_event, new_lock
 
 _log = logging.getLogger("txnkv")
 
@@ -457,6 +457,7 @@ class Channel:
             if self._flight is None:
                 seconds = min(_CONNECTING_SECONDS, self.patience / 2)
                 connecting = ("grpc.min_reconnect_backoff_ms", round(1000 * seconds))
+                GATE.add_threaded(self)
                 try:
                     self._flight = fl.FlightClient(
                         self.address, generic_options=[*_RECONNECT, connecting], **self._tls
@@ -491,8 +492,7 @@ class Channel:
         dropped = self._some(self._dropped)
         body = self._head() | {"drop": dropped}
         try:
-            for _ in self._client().do_action(fl.Action(wire.PING, pack(body)), self._options):
-                pass
+            deque(self._client().do_action(fl.Action(wire.PING, pack(body)), self._options), 0)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             self._dropped.extend(dropped)  # for the next one
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
@@ -509,11 +509,11 @@ class Channel:
             return
         body = {"version": wire.VERSION, "guest": self.guest}
         try:
-            for _ in self._flight.do_action(fl.Action(wire.BYE, pack(body)), self._options):
-                pass
-            self._flight.close()
+            deque(self._flight.do_action(fl.Action(wire.BYE, pack(body)), self._options), 0)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             _log.info("%s was not told of the end: %s", self.address, _first_line(error))
+        self._flight.close()
+        GATE.discard_threaded(self)
 
     @property
     def closed(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,7 +38,7 @@ from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
 from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, refused, together
 from txnkv.server.users import EVERYBODY, About, User, Users
-from txnkv.storage import new_lock
+from txnkv.storage import GATE, new_lock
 
 _log = logging.getLogger("txnkv.server")
 
@@ -84,6 +85,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         addresses: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        GATE.add_threaded(self)
+        self._pid, self._closed = os.getpid(), False
         self._limits = limits or Limits()
         self._client = connect_here(path, create=False)
         self._streams: dict[str, int] = {}
@@ -102,10 +105,17 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             raise UnavailableError(f"cannot listen at {location}: {error}") from None
 
     def close(self) -> None:
-        """Stop: calls that are under way end, clients lose their handles."""
+        """Stop: calls that are under way end, clients lose their handles. Twice is fine."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
         self.shutdown()
+        GATE.discard_threaded(self)
         self._guests.close()
         self._client.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- Flight ------------------------------------------------------------------------
 

@@ -22,6 +22,10 @@ is inside an operation or other threads do not come out within `QUIET_SECONDS`, 
 on, nothing is closed, the parent carries on, and the *child* is refused: every use of the
 storage layer in it raises RuntimeError, and what it inherited is leaked on purpose so that no
 destructor touches it. A child that only calls exec, as `subprocess` does, is not concerned.
+
+Connections and servers of gRPC cannot be prepared: their threads stay with the parent, and a
+destructor, or a call in the child, would wait for them for ever. So the child leaks them too, and
+opens none of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import weakref
 from contextlib import suppress
 from typing import Protocol
 
+from txnkv.errors import NotSupportedError
 from txnkv.storage.locks import SharedGate
 
 QUIET_SECONDS = 30.0
@@ -82,6 +87,8 @@ class ForkGate(SharedGate):
         super().__init__()
         self.refused = False
         self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
+        self._threaded: weakref.WeakSet[object] = weakref.WeakSet()
+        self._threads_lost = False
         self._refusal: str | None = None
         self._forking = _Forking()
 
@@ -104,6 +111,20 @@ class ForkGate(SharedGate):
         """Has a member quiesced at every fork, for as long as it lives."""
         self._members.add(member)
 
+    def add_threaded(self, thing: object) -> None:
+        """Take note of a thing with threads of gRPC, until they end or it is dropped.
+
+        Raises:
+            NotSupportedError: this process was forked beside another one, and can have none.
+        """
+        if self._threads_lost:
+            raise NotSupportedError(_FORKED_BESIDE_THREADS)
+        self._threaded.add(thing)
+
+    def discard_threaded(self, thing: object) -> None:
+        """Take note that the threads of a thing have ended."""
+        self._threaded.discard(thing)
+
     # -- the three hooks ---------------------------------------------------------------
 
     def before_fork(self) -> None:
@@ -123,6 +144,10 @@ class ForkGate(SharedGate):
         """In the child: starts afresh, or refuses for good."""
         if self._forking.beside_threads:
             _allocate_with_malloc()
+        for thing in list(self._threaded):
+            leak(thing)
+            _forget_at_exit(thing)
+            self._threads_lost = True
         refusal = self._forking.refusal
         if refusal is not None:
             self._refuse(refusal)
@@ -187,10 +212,22 @@ _FORKED_UNCLOSED = (
     "this process was forked when txnkv could not close its files and cannot use the store; "
     "start processes with spawn"
 )
+_FORKED_BESIDE_THREADS = (
+    "this process was forked while a client or server of another host's address was open, whose "
+    "threads did not come along: connect in a process that was spawned, or forked before"
+)
 _FORKED_BUSY = (
     f"this process was forked while txnkv operations of other threads had run for "
     f"{QUIET_SECONDS:.0f} s and cannot use the store; start processes with spawn"
 )
+
+
+def _forget_at_exit(thing: object) -> None:
+    """Have no finalizer of a thing run when the process ends, as pyarrow's of a server does."""
+    for each in list(getattr(weakref.finalize, "_registry", ())):
+        found = each.peek()
+        if found is not None and found[0] is thing:
+            each.atexit = False
 
 
 def leak(thing: object) -> None:
