@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,33 @@ def test_run_refuses_what_has_not_run(
         client.run(lambda txn: begun.append(txn) or fn(txn))
     assert [txn.state for txn in begun] == [txnkv.TxnState.ABORTED]
     assert list(client.run(lambda txn: (row for row in [txn.get(table, 1)]))) == [None]
+
+
+def decorated(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any, **named: Any) -> Any:
+        yield from fn(*args, **named)
+
+    return call
+
+
+class Work:
+    def __init__(self, txn: txnkv.Transaction) -> None:
+        self.txn = txn
+
+    def insert(self) -> Iterator[None]:
+        yield self.txn.insert("t", (1, None))
+
+
+@pytest.mark.parametrize(
+    "work", [decorated(lambda txn: Work(txn).insert()), lambda txn: Work(txn).insert()]
+)
+def test_run_refuses_a_generator_that_reaches_the_transaction(
+    client: txnkv.Client, table: txnkv.Table, work: Any
+) -> None:
+    with pytest.raises(TypeError, match="of which nothing has run"):
+        client.run(work)
+    assert table.count() == 0
 
 
 def test_run_gives_back_a_generator_over_what_was_done(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
+import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
@@ -159,7 +162,9 @@ def test_who_joined_and_commits_sends_once(client: txnkv.Client, txn: txnkv.Tran
         assert len(consumer.poll(timeout=1)) == 1
 
 
-@pytest.mark.parametrize(("how", "rows"), [("close", 2), ("with", 2), ("failed", 0)])
+@pytest.mark.parametrize(
+    ("how", "rows"), [("close", 2), ("with", 2), ("failed", 0), ("exits", 2), ("exits with 1", 0)]
+)
 def test_a_client_that_closes_writes_what_waits_in_those_it_joined(
     connect: Any, table: txnkv.Table, txn: txnkv.Transaction, how: str, rows: int
 ) -> None:
@@ -171,9 +176,11 @@ def test_a_client_that_closes_writes_what_waits_in_those_it_joined(
     if how == "close":
         other.close()
     else:
-        with suppress(KeyError), other:
+        with suppress(KeyError, SystemExit), other:
             if how == "failed":
                 raise KeyError
+            if how != "with":
+                sys.exit(0 if how == "exits" else 1)
     joined.close()
     txn.commit()
     assert table.count() == rows
@@ -196,12 +203,82 @@ def test_a_client_closes_and_tells_what_those_it_joined_have_not_written(
     assert table.count() == 2
 
 
-@pytest.mark.parametrize(("end", "rows"), [("", 1), ("raise SystemExit", 1), ("1 / 0", 0)])
+def test_clients_close_while_others_join(
+    connect: Any, client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    """Who closed ran over those who came, and what waited with it was lost."""
+    token, over = txn.serialize(), threading.Event()
+
+    def join() -> None:
+        kept: deque[Any] = deque(maxlen=1_000)
+        while not over.is_set():
+            kept.append(deserialize(client, token))
+
+    joining = threading.Thread(target=join)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    joining.start()
+    try:
+        for id in range(60):
+            other = connect()
+            joined = deserialize(other, token)
+            joined.insert("t", (id, None))
+            other.close()
+    finally:
+        over.set()
+        joining.join()
+        sys.setswitchinterval(interval)
+    txn.commit()
+    assert table.count() == 60
+
+
+def test_a_session_writes_what_waits_though_the_handle_is_gone(
+    connect: Any, table: txnkv.Table, txn: txnkv.Transaction
+) -> None:
+    other = connect()
+    session = deserialize(other, txn.serialize()).new_session()
+    session.insert("t", (1, None))
+    other.close()
+    txn.commit()
+    assert table.count() == 1
+
+
+@pytest.mark.parametrize(("end", "rows"), [("pass", 1), ("sys.exit()", 1), ("1 / 0", 0)])
+def test_a_worker_of_multiprocessing_writes_what_waits(
+    table: txnkv.Table, txn: txnkv.Transaction, store_path: Path, end: str, rows: int
+) -> None:
+    """Such a fork ends by `os._exit`, and the rows were gone without a word."""
+    work = f"""
+        import multiprocessing, sys, txnkv
+        def work():
+            global client, txn
+            client = txnkv.connect({str(store_path)!r})
+            txn = txnkv.Transaction.deserialize(client, {str(txn.serialize())!r})
+            txn.insert("t", (1, None))
+            {end}
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        """
+    subprocess.run([sys.executable, "-c", dedent(work)], capture_output=True, check=True)
+    txn.commit()
+    assert table.count() == rows
+
+
+@pytest.mark.parametrize(
+    ("end", "rows"),
+    [
+        ("", 1),
+        ("raise SystemExit", 1),
+        ("1 / 0", 0),
+        ("sys.ps1 = '>>> '; code.InteractiveConsole().push('oops')", 1),
+    ],
+)
 def test_a_process_that_ends_writes_what_waits_in_those_it_joined(
     table: txnkv.Table, txn: txnkv.Transaction, store_path: Path, end: str, rows: int
 ) -> None:
     work = f"""
-        import txnkv
+        import code, sys, txnkv
         client = txnkv.connect({str(store_path)!r})
         txn = txnkv.Transaction.deserialize(client, {str(txn.serialize())!r})
         txn.insert("t", (1, None))
@@ -213,10 +290,21 @@ def test_a_process_that_ends_writes_what_waits_in_those_it_joined(
     assert table.count() == rows
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda joined: joined.insert("t", (1, None)),
+        lambda joined: joined.send("e", b"m"),
+        lambda joined: joined.new_session().insert("t", (1, None)),
+        lambda joined: joined.new_session().send("e", b"m"),
+    ],
+)
 def test_a_joined_handle_that_is_dropped_tells_what_is_lost(
-    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction, caplog: Any
+    client: txnkv.Client, table: txnkv.Table, txn: txnkv.Transaction, caplog: Any, work: Any
 ) -> None:
-    deserialize(client, txn.serialize()).insert("t", (1, None))
+    client.create_topic("e")
+    work(deserialize(client, txn.serialize()))
+    gc.collect()
     settle_dropped()
     txn.commit()
     assert table.count() == 0

@@ -20,7 +20,7 @@ from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
 from txnkv.client import Attempts, Client, has_committed, require_done
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
-from txnkv.transaction import DEADLINE, Retries, TxnToken
+from txnkv.transaction import DEADLINE, Retries, TxnToken, has_failed
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class AsyncClient(ClosingWrapper[Client]):
             self._calls.close()
 
     async def __aexit__(self, *error: Any) -> None:
-        if error[1] is not None:
+        if has_failed(error[1]):
             await self._calls.to_the_end(self.blocking._forget)
         await self.close()
 

@@ -23,10 +23,11 @@ are those of the producer, and `via` says for whose clients it was claimed.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txnkv.client.table import Table
@@ -359,8 +360,8 @@ def require_done(result: Any, txn: object, advice: str = ADVICE) -> None:
         result.close()  # it is not missed, then
     elif isinstance(result, GeneratorType | AsyncGeneratorType):
         frame = result.gi_frame if isinstance(result, GeneratorType) else result.ag_frame
-        given = frame.f_locals.values() if frame is not None else ()
-        if result.__name__ == "<genexpr>" or all(value is not txn for value in given):
+        given = [] if frame is None else list(frame.f_locals.values())
+        if result.__name__ == "<genexpr>" or not _reaches(given, txn):
             return
     else:
         return
@@ -368,6 +369,23 @@ def require_done(result: Any, txn: object, advice: str = ADVICE) -> None:
         f"run calls a function that has done its work when it returns; {result.__name__} "
         f"gave a {type(result).__name__}, of which nothing has run. Nothing was committed: {advice}"
     )
+
+
+def _reaches(given: list[Any], txn: object) -> bool:
+    """Tell whether a transaction is among values, or a few steps inside of them: arguments of a
+    decorated function, an attribute of a `self`.
+    """
+    for _ in range(4):
+        if any(value is txn for value in given):
+            return True
+        given = gc.get_referents(*(each for each in given if not isinstance(each, _WIDE)))[:_FEW]
+    return False
+
+
+_WIDE: Final = (type, ModuleType, FrameType)
+"""Values from which everything is reached."""
+
+_FEW: Final = 10_000
 
 
 def has_committed(outcome: Callable[[int], TxnState], unknown: CommitOutcomeUnknownError) -> bool:

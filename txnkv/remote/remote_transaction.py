@@ -93,7 +93,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._order = 0 if self._joined else connection.begun
         number = self.channel.new_handle()
         if self._joined:
-            note_joined(self)
+            note_joined(self, connection, RemoteTransaction._write_out, RemoteTransaction.drop)
         elif not at_once:
             self._spare = self.channel.spare_id()
             args = (*args, self._spare) if self._spare else args

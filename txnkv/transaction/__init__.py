@@ -29,6 +29,7 @@ from txnkv.transaction.connection import (
     Grid,
     Handle,
     ending_joined,
+    has_failed,
     message_ids,
     note_joined,
     require_time,

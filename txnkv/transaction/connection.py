@@ -15,7 +15,17 @@ from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
 from types import TracebackType
-from typing import Any, ClassVar, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
@@ -58,7 +68,7 @@ class Closing(Handle, ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if has_failed(error):
             self._forget()
         self.close()
 
@@ -178,38 +188,70 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class JoinedHandle(Protocol):
-    """A handle of a transaction that was joined by a token."""
+class JoinedTxn(NamedTuple):
+    """A transaction that was joined by a token, and what is done with what waits in it: nobody
+    else has that.
 
-    connection: Connection
+    Attributes:
+        connection: gives the client, if it is there.
+        write_out: writes it; raises as `close`.
+        drop: forgets it.
+    """
 
-    def _write_out(self) -> None:
-        """Write what waits in it: nobody else has that. Raises as `close`."""
-
-    def drop(self) -> None:
-        """Forget what waits in it."""
+    connection: Callable[[], Connection | None]
+    write_out: Callable[[Any], None]
+    drop: Callable[[Any], None]
 
 
-_JOINED: Final = weakref.WeakSet[JoinedHandle]()
+_JOINED: Final = weakref.WeakKeyDictionary[Any, JoinedTxn]()
+"""By what lives as long as a handle or a session of the transaction does."""
+
+_joining: Final = new_lock()
+_ends_seen: Final = set[int]()
+"""Processes of `multiprocessing` that call `_at_exit`."""
 
 
-def note_joined(handle: JoinedHandle, waiting: Sized | None = None) -> None:
-    """Have what waits in a handle written when its client closes, or the process ends.
+def note_joined(
+    txn: Any,
+    connection: Connection,
+    write_out: Callable[[Any], None],
+    drop: Callable[[Any], None],
+    waiting: Sequence[Sized] = (),
+) -> None:
+    """Have what waits in a joined transaction written when its client closes, or the process ends.
 
     Args:
-        waiting: what waits there; it is said in the log if the handle is dropped before.
+        txn: what the other two functions take.
+        waiting: what waits there; it is said in the log if that is dropped before.
     """
-    _JOINED.add(handle)
-    if waiting is not None:
-        WhenDropped(handle, _tell_lost, waiting, repr(handle))
-
-
-def _tell_lost(waiting: Sized, handle: str) -> None:
+    with _joining:
+        _JOINED[txn] = JoinedTxn(weakref.ref(connection), write_out, drop)
+        if os.getpid() not in _ends_seen and (util := sys.modules.get("multiprocessing.util")):
+            _ends_seen.add(os.getpid())  # a process that it forked ends without `atexit`
+            util.Finalize(None, _at_exit, exitpriority=0)
     if waiting:
+        WhenDropped(txn, _tell_lost, waiting, repr(txn.handle()))
+
+
+def _tell_lost(waiting: Sequence[Sized], name: str) -> None:
+    if any(waiting):
         _log.warning(
             "%s was dropped with rows or messages that are lost: close it, or use it in `with`",
-            handle,
+            name,
         )
+
+
+def flush_sessions(context: Any) -> None:
+    """Flush all sessions of a transaction that is open, also behind one that fails."""
+    with ExitStack() as stack:
+        for session in reversed(context.sessions) if context.local.open else ():
+            stack.callback(session.flush_for_commit)
+
+
+def discard_sessions(context: Any) -> None:
+    """Forget what waits in the sessions of a transaction."""
+    for session in context.sessions:
+        session.discard()
 
 
 @contextmanager
@@ -219,18 +261,31 @@ def ending_joined(connection: Connection | None = None) -> Iterator[None]:
     """
     try:
         with ExitStack() as stack:
-            for handle in _joined(connection):
-                stack.callback(handle._write_out)
+            for txn, joined in _take_joined(connection):
+                stack.callback(joined.write_out, txn)
     finally:
         yield
 
 
-def _joined(connection: Connection | None) -> list[JoinedHandle]:
-    return [each for each in _JOINED if connection is None or each.connection is connection]
+def _take_joined(connection: Connection | None) -> list[tuple[Any, JoinedTxn]]:
+    with _joining:
+        of_all = list(_JOINED.items())
+        found = [each for each in of_all if connection in (None, each[1].connection())]
+        for txn, _ in found:
+            del _JOINED[txn]
+    return found
+
+
+def has_failed(error: BaseException | None) -> bool:
+    """Tell whether a block failed that ended so; one that ends by `sys.exit()` is done."""
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def _at_exit() -> None:
-    if hasattr(sys, "last_value"):  # an exception ended it, as it may a block
+    error = sys.exc_info()[1]  # there is none but in a process of `multiprocessing`
+    if error is None and not hasattr(sys, "ps1"):  # in a session, it is that of any line
+        error = getattr(sys, "last_value", None)
+    if has_failed(error):
         return
     try:
         with ending_joined():
@@ -269,8 +324,8 @@ class Connection:
         self.claiming = new_lock()
 
     def _forget(self) -> None:
-        for handle in _joined(self):
-            handle.drop()
+        for txn, joined in _take_joined(self):
+            joined.drop(txn)
 
     @property
     def path(self) -> str:

@@ -5,11 +5,9 @@ one row of the commit log. It is stored, and large from then on, when somebody e
 row (a token, a job, a lock) or it writes too much:
 
     begin --> small: SmallParts in memory --- commit --> one row of the commit log
-                |
                 | ensure_large: token, job, partition lock, > 10,000 rows or 1 MiB
                 v
               stored: OPEN row, rows staged and messages appended
-                |
                 | commit
                 v
               COMMIT_IN_PROGRESS, ...
@@ -21,7 +19,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -105,6 +103,7 @@ class TxnContext:
         on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
         touched: it was given more than the rows in memory.
+        buffers: what waits, of one that was joined.
         ending: held by whoever flushes sessions for the end, once there are some.
     """
 
@@ -113,6 +112,7 @@ class TxnContext:
     hold: Hold | None = None
     on_commit: Callable[[], None] | None = None
     name: str | None = None
+    buffers: list[Sized] | None = None
     ending: threading.RLock | None = None
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None

@@ -102,6 +102,8 @@ class Session(Closing):
         INHERITED.add(self)
         if context is None:
             connection.sessions.add(self)
+        elif context.buffers is not None:
+            context.buffers += (self._rows, self._sending)
 
     # -- rows --------------------------------------------------------------------------
 

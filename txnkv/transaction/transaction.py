@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, cast
 
 import pyarrow as pa
@@ -34,6 +34,8 @@ from txnkv.transaction.connection import (
     Closing,
     Connection,
     Grid,
+    discard_sessions,
+    flush_sessions,
     note_joined,
 )
 from txnkv.transaction.context import TxnContext
@@ -66,7 +68,8 @@ class Transaction(Closing):
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
         if joined:
-            note_joined(self, self._rows)
+            context.buffers = [self._rows]
+            note_joined(context, connection, flush_sessions, discard_sessions, context.buffers)
         if context.local.stored:
             self.start_heart()
 
@@ -249,18 +252,15 @@ class Transaction(Closing):
         """Stop heartbeats from this handle, and end nothing; twice is fine. One that joined by a
         token flushes first, since nobody else has what waits in it, and raises as `commit` does.
         """
-        with ExitStack() as stack:
-            stack.callback(self._stop_heart)
-            if self._joined and self.context.local.open:
-                for session in reversed(self.context.sessions):
-                    stack.callback(session.flush_for_commit)
-
-    _write_out = close
+        try:
+            if self._joined:
+                flush_sessions(self.context)
+        finally:
+            self._stop_heart()
 
     def drop(self) -> None:
-        """Close it, and forget what waits in one that joined: its block failed, or its client."""
-        for session in self.context.sessions if self._joined else ():
-            session.discard()
+        """Close one that joined, and forget what waits in it: its block failed."""
+        discard_sessions(self.context)
         self._stop_heart()
 
     def _stop_heart(self) -> None:
