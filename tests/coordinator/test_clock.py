@@ -66,6 +66,57 @@ def test_a_jump_is_refused_when_it_is_made(client: Any, table: Any, now: Any) ->
     assert table.count() == 3
 
 
+def _aging(client: Any, snapshot: Timestamp) -> dict[str, int]:
+    """What goes by its age, and how much of it is there."""
+    with internals.status(client).read() as cur:
+        left = {
+            each: one(cur, f"SELECT count(*) FROM {each}")[0]
+            for each in ("commit_log", "producers", "producer_states", "transactions")
+        }
+    for name in ("old", "keyed"):
+        left[name] = len(client.topic(name).consumer().poll(timeout=0))
+    try:
+        left["history"] = client.snapshot(at=snapshot).get("t", 1)["v"] == "a"
+    except txnkv.HistoryExpiredError:
+        left["history"] = 0
+    return left
+
+
+def test_while_the_clock_is_refused_nothing_goes_for_its_age(
+    by_hand: Any, client: Any, table: Any, now: Any, caplog: Any
+) -> None:
+    """Retention emptied topics by a clock by which nobody could write."""
+    client.create_topic("old", retention_seconds=86_400)
+    client.create_topic("keyed", cleanup="compact", tombstone_seconds=86_400)
+    client.topic("old").producer("p").send(b"x").result()
+    with client.transaction() as txn:
+        txn.send("keyed", None, key=b"k")
+    table.insert((1, "a"))
+    snapshot = client.snapshot().timestamp
+    table.update((1, "b"))
+    ended = client.new_transaction()
+    ended.insert(table, (2, None))
+    ended.serialize()
+    ended.rollback()
+    internals.flush(client)
+    there = _aging(client, snapshot)
+    assert all(there.values())
+    now.ahead = MAX_JUMP / 1e6 + 60
+    for _ in range(2):
+        by_hand(client)
+        client.compact()
+    assert _aging(client, snapshot) == there
+    assert [each.getMessage()[:50] for each in caplog.records if "clock" in each.getMessage()] == [
+        "this machine's clock is 3653 days ahead of the sto"
+    ]
+    client.repair_clock()
+    table.update((1, "c"))  # no floor is above the last commit
+    now.passed += 600  # it is time to look again
+    by_hand(client)
+    client.compact()
+    assert not any((_aging(client, snapshot) | {"commit_log": 0}).values())
+
+
 def test_a_snapshot_ahead_of_the_last_commit_stays_as_it_is(client: Any, table: Any) -> None:
     """TestLatestSnapshots: no later commit appears inside a snapshot once given."""
     moment = Timestamp.from_micros(clock.now_micros())

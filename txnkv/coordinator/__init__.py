@@ -36,6 +36,7 @@ from txnkv.coordinator.ids import (
     MAX_TIMESTAMP,
     Timestamp,
     TxnId,
+    aging_micros,
     latest_snapshot,
     low_water_mark,
     next_timestamp,

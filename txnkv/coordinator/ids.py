@@ -19,8 +19,8 @@ Timestamps go on from the last one, however far ahead of the wall clock it is: a
 ahead and came back costs nothing but the names of snapshots by time, and versions that are kept
 until the wall clock has passed them. A wall clock more than `MAX_JUMP` ahead of the last timestamp
 is refused before it leaves any: then the clock is wrong, or the store was not used for long, and
-`repair` says that it is so. The stored clock never goes back: a snapshot that was given out, in a
-token too, would change.
+`repair` says that it is so. Until then nothing is removed for its age: see `aging_micros`. The
+stored clock never goes back: a snapshot that was given out, in a token too, would change.
 
 A transaction id is 128 bits: the top 16 name the store's coordinator (TCID), the rest counts up
 from 1; inside a store 63 bits of it are used. A process takes ids a range at a time, so that begin
@@ -165,6 +165,15 @@ def refuse_jump(last: int, micros: int) -> None:
             f"timestamp ({Timestamp(last).datetime.isoformat()}): set it right; if it is right, "
             "and the store was not used for so long, run `txnkv repair STORE --clock` once"
         )
+
+
+def aging_micros(cur: apsw.Cursor) -> int:
+    """The wall clock, for what is removed for its age; while it is refused, when the last timestamp
+    was.
+    """
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
+    now, then = clock.now_micros(), Timestamp(last).micros
+    return then if now - then > MAX_JUMP else now
 
 
 def repair_clock(cur: apsw.Cursor) -> Timestamp:

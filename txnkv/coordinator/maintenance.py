@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from txnkv.coordinator import liveness, status_table
-from txnkv.coordinator.ids import Timestamp, dead_ranges, drop_ranges
+from txnkv.coordinator.ids import MAX_JUMP, Timestamp, aging_micros, dead_ranges, drop_ranges
 from txnkv.coordinator.liveness import Lease, LeaseLostError
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.status_table import TxnRow, TxnState
@@ -204,6 +204,7 @@ class Maintenance:
         self._swept: int | None = None
         self._quiet: int | None = None
         self._quiet_since = 0
+        self._refused = False
 
     def add_sweep(self, sweep: Sweep, *, beside: str | None = None) -> None:
         """Add work of a layer above; called in each round of the leader.
@@ -429,9 +430,11 @@ class Maintenance:
     def _forget(self) -> None:
         """Collect the rows of transactions that ended before the history began."""
         kept = _ENDED_KEPT if self._history == math.inf else self._history
-        horizon = clock.now_micros() - int(kept * 1e6)
+        with self._store.status.read() as cur:
+            now = aging_micros(cur)
+        self._tell_clock(clock.now_micros() - now)
         pin = self._store.runtime.least_pin()
-        before = Timestamp.from_micros(max(horizon, 0))
+        before = Timestamp.from_micros(max(now - int(kept * 1e6), 0))
         if pin is not None:
             before = min(before, Timestamp(pin))
         with self._store.status.read() as cur:
@@ -448,3 +451,14 @@ class Maintenance:
                 "DELETE FROM transactions WHERE state IN (2, 4) AND last_update_ts < ?", (before,)
             )
             drop_ranges(cur, dead)
+
+    def _tell_clock(self, ahead: int) -> None:
+        """Say once that the clock is refused."""
+        before, self._refused = self._refused, ahead > MAX_JUMP
+        if self._refused and not before:
+            _log.warning(
+                "this machine's clock is %.0f days ahead of the store's last timestamp: nothing is "
+                "removed for its age until it is set right. If it is right, and the store was not "
+                "used for so long, run `txnkv repair STORE --clock` once",
+                ahead / 86_400e6,
+            )

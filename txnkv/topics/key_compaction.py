@@ -43,7 +43,6 @@ from txnkv.core import BatchHeader, LastKeys, Spans, decode, read_chunk
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention
 from txnkv.topics.log import NOTHING, Rewritten, declare_places, next_offset
-from txnkv.topics.messages import now_micros
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
@@ -165,7 +164,8 @@ class _Pass:
         self._check = check
         self._last = LastKeys()
         self._large = _Large()
-        self._oldest = now_micros() - int(partition.topic.options.tombstone_seconds * 1e6)
+        kept = int(partition.topic.options.tombstone_seconds * 1e6)
+        self._oldest = retention.aging_now(topics) - kept
         self.done = HiddenLeftOut()
         self.is_last = True
         self._known = Rewritten()

@@ -59,14 +59,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
-from txnkv.coordinator import Lease
+from txnkv.coordinator import Lease, aging_micros
 from txnkv.core import ControlType, read_control, walk
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import subscription_catalog, topic_catalog
 from txnkv.topics.acks import Cursor, ack_rows
 from txnkv.topics.log import NEVER, STATE, Segment, whole
-from txnkv.topics.messages import now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.subscription_catalog import SubscriptionInfo
@@ -232,12 +231,12 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
     options = partition.topic.options
     if not is_limited(partition.topic) or not partition.exists:
         return 0
-    environment, log = partition.environment, partition.log
+    environment, log, now = partition.environment, partition.log, aging_now(topics)
 
     def found(txn: lmdb.Transaction) -> Surplus:
         stable, kept = log.last_stable_offset(txn), kept_from(topics, partition)
         limit = stable if kept is None else min(stable, kept)
-        return surplus(log.segments(txn), log.end(txn), limit, now_micros(), options)
+        return surplus(log.segments(txn), log.end(txn), limit, now, options)
 
     def look() -> Surplus:
         with environment.read() as txn:
@@ -260,6 +259,12 @@ def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = la
         fault_point("retention.dropped")
         dropped += 1
     return dropped
+
+
+def aging_now(topics: Topics) -> int:
+    """`aging_micros`, since 1970."""
+    with topics.store.status.read() as cur:
+        return aging_micros(cur) + roll_forward.EPOCH_MICROS
 
 
 def is_limited(topic: TopicInfo) -> bool:

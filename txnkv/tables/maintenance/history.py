@@ -31,7 +31,7 @@ from typing import Final
 
 import apsw
 
-from txnkv.coordinator import Coordinator, Timestamp, one
+from txnkv.coordinator import Coordinator, Timestamp, aging_micros, one
 from txnkv.core import Holding
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
@@ -163,11 +163,13 @@ def floor(tables: Tables) -> Floors:
         most = min(latest, _most(tables, cur))
         (stored,) = one(cur, "SELECT history_floor FROM clock")
         own = table_history.load(cur)
-    wanted = min(most, _began(kept))
+        now = aging_micros(cur)
+    wanted = min(most, _began(kept, now))
     own_wanted = {
         id: floor
         for id, each in own.items()
-        if (floor := min(most, _began(kept if each.seconds is None else each.seconds))) > each.floor
+        if (floor := min(most, _began(kept if each.seconds is None else each.seconds, now)))
+        > each.floor
     }
     if wanted > stored or own_wanted:
         with store.status.write() as cur:
@@ -185,11 +187,11 @@ def floor(tables: Tables) -> Floors:
         return found.lowered(_most(tables, cur))
 
 
-def _began(kept: float) -> Timestamp:
+def _began(kept: float, now: int) -> Timestamp:
     """Return the beginning of a history of so many seconds."""
     if kept == math.inf:
         return Timestamp(0)
-    return Timestamp.from_micros(max(clock.now_micros() - int(kept * 1e6), 0))
+    return Timestamp.from_micros(max(now - int(kept * 1e6), 0))
 
 
 def compaction_floor(tables: Tables) -> Floors:
@@ -268,7 +270,7 @@ def trim(tables: Tables) -> int:
     """
     status = tables.store.status
     with status.read() as cur:
-        upto = _trimmed_upto(cur)
+        upto = _trimmed_upto(cur, aging_micros(cur))
         if (
             cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (upto,)).fetchone()
             is None
@@ -281,13 +283,13 @@ def trim(tables: Tables) -> int:
     return count
 
 
-def _trimmed_upto(cur: apsw.Cursor) -> Timestamp:
+def _trimmed_upto(cur: apsw.Cursor, now: int) -> Timestamp:
     (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
-    return Timestamp(min(flushed, Timestamp.from_micros(max(clock.now_micros() - KEEP_LOG, 0))))
+    return Timestamp(min(flushed, Timestamp.from_micros(max(now - KEEP_LOG, 0))))
 
 
 def remembers(cur: apsw.Cursor, since: Timestamp) -> bool:
     """Return True when the commit log has all small commits that were made from `since` on."""
-    return _trimmed_upto(cur) < since or bool(
+    return _trimmed_upto(cur, clock.now_micros()) < since or bool(
         cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (since,)).fetchone()
     )

@@ -42,9 +42,9 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from txnkv.coordinator import Lease, one
+from txnkv.coordinator import Lease, aging_micros, one
 from txnkv.errors import CorruptionError, OutOfOrderSequenceError, ProducerFencedError
-from txnkv.storage import Store, clock, declare_fault_point, fault_point
+from txnkv.storage import Store, declare_fault_point, fault_point
 
 KEPT_BATCHES: Final = 5
 """Batches that are remembered of a producer in a partition: the latest ones."""
@@ -537,10 +537,10 @@ def _before(now: int, seconds: float) -> int:
 
 def forget_idle(store: Store, lease: Lease) -> int:
     """Forget producers that nobody used for long. Answers how many rows went."""
-    now = clock.now_micros()
     gone = 0
     while True:
         with store.status.read() as cur:
+            now = aging_micros(cur)
             if not anything_idle(cur, now):
                 return gone
         with store.status.write() as cur:
