@@ -399,6 +399,28 @@ def test_idle_producers_are_forgotten(
     assert len(values(client, TOPIC)) == 7
 
 
+@pytest.mark.parametrize(
+    ("days", "back"),
+    [(1, 0), (8, 0), (1, -21_000)],
+    ids=["its state", "its name", "its state, then the clock is before 2020"],
+)
+def test_a_clock_that_was_ahead_forgets_a_producer_that_goes_on(
+    by_hand: Any, client: txnkv.Client, topic: TopicInfo, now: Any, days: int, back: int
+) -> None:
+    """By a clock that was right again nothing could have been forgotten, yet nothing was known."""
+    for name in ("p", None):
+        by = sender(client, name)
+        deliver(by, "a")
+        now.ahead = days * 86_400 + 60
+        assert sweep(client)
+        now.ahead = back * 86_400
+        deliver(by, "b")
+        back_to(by, {topic.partitions[0]: 5})
+        with pytest.raises(OutOfOrderSequenceError):  # from here on it is known again
+            deliver(by, "d")
+    assert values(client, TOPIC) == [b"a", b"b"] * 2
+
+
 def test_the_leader_forgets_idle_producers_by_itself(
     by_hand: Any, client: txnkv.Client, topic: TopicInfo, now: Any
 ) -> None:

@@ -29,8 +29,9 @@ does not know which of its last messages are there; whoever takes over the name 
 making fenced the elder and read the count.
 
 What nobody uses is forgotten. A state goes after a day: the producer may then go on with
-any sequence number. A name goes a week after its last use, when its states are gone. An elder
-that comes back after that week finds no row of its name, and is taken for the one of it.
+any sequence number. `began` of its row becomes 0 with that, which holds when the clock goes back,
+too. A name goes a week after its last use, when its states are gone. An elder that comes back after
+that week finds no row of its name, and is taken for the one of it.
 """
 
 from __future__ import annotations
@@ -241,7 +242,6 @@ class ProducerId:
         name: None for one that nobody can fence.
         id: never given again in this store.
         epoch: how many had this name and id before.
-        began: when it was made, microseconds of the store's clock.
         sent: messages of those who had the name before; they are durable.
     """
 
@@ -249,7 +249,6 @@ class ProducerId:
     name: str | None
     id: int
     epoch: int
-    began: int
     sent: int
 
 
@@ -273,14 +272,14 @@ def register(cur: apsw.Cursor, topic_id: int, name: str | None, now: int) -> Pro
     found = None if name is None else _by_name(cur, topic_id, name)
     sent = 0
     if found is not None:
-        id, epoch, sent = found
+        id, epoch, sent, _ = found
         if epoch + 1 < EPOCHS:
             cur.execute(
                 "UPDATE producers SET epoch = ?, began = ?, last_used = ? WHERE id = ?",
                 (epoch + 1, now, now, id),
             )
             fault_point("producer.registered")
-            return ProducerId(topic_id, name, id, epoch + 1, now, sent)
+            return ProducerId(topic_id, name, id, epoch + 1, sent)
         _forget(cur, id)
     cur.execute(
         "INSERT INTO producers (topic_id, name, epoch, began, last_used, sent) "
@@ -288,7 +287,7 @@ def register(cur: apsw.Cursor, topic_id: int, name: str | None, now: int) -> Pro
         (topic_id, name, now, now, sent),
     )
     fault_point("producer.registered")
-    return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), 0, now, sent)
+    return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), 0, sent)
 
 
 def resume(
@@ -321,14 +320,14 @@ def adopt(cur: apsw.Cursor, topic_id: int, name: str, epoch: int, now: int) -> P
             "VALUES (?, ?, ?, 0, ?, 0)",
             (topic_id, name, epoch, now),
         )
-        return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), epoch, 0, 0)
-    id, known, sent = found
+        return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), epoch, 0)
+    id, known, sent, _ = found
     if known > epoch:
         raise fenced(epoch, known)
     cur.execute(
         "UPDATE producers SET epoch = ?, began = 0, last_used = ? WHERE id = ?", (epoch, now, id)
     )
-    return ProducerId(topic_id, name, id, epoch, 0, sent)
+    return ProducerId(topic_id, name, id, epoch, sent)
 
 
 def renew(cur: apsw.Cursor, producer: ProducerId, now: int) -> ProducerId:
@@ -343,40 +342,43 @@ def renew(cur: apsw.Cursor, producer: ProducerId, now: int) -> ProducerId:
     return register(cur, producer.topic_id, producer.name, now)
 
 
-def require_current(cur: apsw.Cursor, producer: ProducerId, now: int) -> None:
+def require_current(cur: apsw.Cursor, producer: ProducerId, now: int) -> int:
     """Refuse a producer that a later one of its name took over from.
+
+    Returns:
+        When it was made; 0 where something of it may be forgotten since.
 
     Raises:
         ProducerFencedError: one did.
     """
     if producer.name is None:
         found = cur.execute(
-            "SELECT id, epoch, sent FROM producers WHERE id = ?", (producer.id,)
+            "SELECT id, epoch, sent, began FROM producers WHERE id = ?", (producer.id,)
         ).fetchone()
     else:
         found = _by_name(cur, producer.topic_id, producer.name)
     if found is None:
         cur.execute(
-            "INSERT INTO producers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO producers VALUES (?, ?, ?, ?, 0, ?, ?)",
             (
                 producer.id,
                 producer.topic_id,
                 producer.name,
                 producer.epoch,
-                producer.began,
                 now,
                 producer.sent,
             ),
         )
-        return
-    id, epoch, _ = found
+        return 0
+    id, epoch, _, began = found
     if (id, epoch) > (producer.id, producer.epoch):
         if id == producer.id:
             raise fenced(producer.epoch, epoch)
         raise _taken_over(producer.name)
     if (id, epoch) < (producer.id, producer.epoch):  # an elder that came back after its week
         _forget(cur, id)
-        require_current(cur, producer, now)
+        return require_current(cur, producer, now)
+    return int(began)
 
 
 def check(
@@ -391,8 +393,8 @@ def check(
         ProducerFencedError: a later producer of the name took over.
         OutOfOrderSequenceError: one leaves a gap, or comes twice; nothing is to be appended.
     """
-    require_current(cur, producer, now)
-    strict = now - producer.began <= int(IDLE_SECONDS * 1e6)
+    began = require_current(cur, producer, now)
+    strict = began != 0 and now - began <= int(IDLE_SECONDS * 1e6)
     states: dict[int, ProducerState | None] = {}
     answers = []
     for partition_id, first, last in sending:
@@ -483,12 +485,12 @@ def take_back(cur: apsw.Cursor, producer_id: int, partition_id: int, batch: Sent
     )
 
 
-def _by_name(cur: apsw.Cursor, topic_id: int, name: str) -> tuple[int, int, int] | None:
+def _by_name(cur: apsw.Cursor, topic_id: int, name: str) -> tuple[int, int, int, int] | None:
     found = cur.execute(
-        "SELECT id, epoch, sent FROM producers WHERE topic_id = ? AND name = ?",
+        "SELECT id, epoch, sent, began FROM producers WHERE topic_id = ? AND name = ?",
         (topic_id, name),
     ).fetchone()
-    return None if found is None else (found[0], found[1], found[2])
+    return None if found is None else (found[0], found[1], found[2], found[3])
 
 
 def _forget(cur: apsw.Cursor, producer_id: int) -> None:
@@ -518,9 +520,10 @@ def sweep(cur: apsw.Cursor, now: int) -> int:
     """
     idle = cur.execute(
         "DELETE FROM producer_states WHERE (producer_id, partition_id) IN (SELECT producer_id, "
-        "partition_id FROM producer_states WHERE last_timestamp < ? LIMIT ?) RETURNING 1",
+        "partition_id FROM producer_states WHERE last_timestamp < ? LIMIT ?) RETURNING producer_id",
         (_before(now, IDLE_SECONDS), _SWEEP_ROWS),
     ).fetchall()
+    cur.executemany("UPDATE producers SET began = 0 WHERE id = ?", set(idle))
     names = cur.execute(
         "DELETE FROM producers WHERE id IN (SELECT id FROM producers WHERE last_used < ? AND NOT "
         "EXISTS (SELECT 1 FROM producer_states WHERE producer_id = producers.id) LIMIT ?) "
