@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 
@@ -177,6 +177,7 @@ class RemoteTable(RemoteHandle, Table):
     def restore(self, to: At, txn: Transaction | None = None) -> WriteResult:
         if txn is not None:
             txn.flush()  # what waits here was written before
+            cast(Any, txn).given = True
         found: WriteResult = self._call("restore", to, txn)
         return found
 

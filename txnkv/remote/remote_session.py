@@ -122,6 +122,9 @@ class RemoteSession(RemoteHandle, Session):
         flush_mode, buffer_bytes: as `Session` takes them.
         own: it is the transaction's own session.
         makes: the name of the call that makes it at the server.
+
+    Attributes:
+        given: it was, or may have been, given a row, a message or an acknowledgement.
     """
 
     twin = "Session"
@@ -144,7 +147,7 @@ class RemoteSession(RemoteHandle, Session):
         self._mode: FlushMode = flush_mode
         self._changes = Changes()
         self._left = False  # rows or messages wait at the server
-        self._closed = False
+        self._closed = self.given = False
         self._refused: list[RowError] = []
         self._lock = new_rlock()
         self._flusher = Background(connection, self._room, self._lock)
@@ -154,14 +157,17 @@ class RemoteSession(RemoteHandle, Session):
         self._source = txn or connection
         connection.sessions.add(self)
         if own:
-            assert txn is not None
-            self.number, self.twin = txn.number, "Transaction"
-        elif made_by is not None:
+            self.twin = "Transaction"
+        if made_by is not None:
             self.numbered(made_by.makes)
         else:
-            self._make()
+            self.make()
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Have it made at the server, or made again with its transaction."""
+        if self._own:
+            self.number = self._txn.number
+            return
         number = self.channel.new_handle()
         call = Call(self._source.twin, self._source, "new_session", ("manual", None), {}, number)
         self.channel.later(call)
@@ -170,8 +176,8 @@ class RemoteSession(RemoteHandle, Session):
     def _make_again(self) -> bool:
         """Make it again; False where what waited at the server is gone, which the caller tells."""
         if self._txn is not None:
-            return False
-        self._make()
+            return bool(self._txn._make_again())
+        self.make()
         lost, self._left = self._left, False
         return not lost
 
@@ -428,6 +434,7 @@ class RemoteSession(RemoteHandle, Session):
         if self._txn is not None and self._txn.ending and not self._txn.over:
             raise InvalidTxnStateError(f"cannot {what}: the transaction is being committed")
         self._flusher.tell(self)
+        self.given = True
 
     def _table_of(self, table: Any) -> RemoteTable:
         if isinstance(table, RemoteTable):

@@ -85,6 +85,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._commit_called = False  # also one that refused rows, after which it is open
         self._committed_at: Timestamp | None = None
         self._unsure = ""  # a call broke off, and nobody knows what of it was done
+        self.given = False  # beside what its sessions were given
         self._sessions: list[RemoteSession] = []
         self._lock = new_rlock()
         self._own_session = None
@@ -160,7 +161,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _make_again(self) -> bool:
         """Join it again, where others know of it and nothing that it was given can be lost."""
-        return not self._sessions and self.rejoin()
+        given = self.given or any(session.given for session in self._sessions)
+        return not given and self.rejoin()
 
     def rejoin(self) -> bool:
         """Join it again at a server that has lost it; whether that can be."""
@@ -170,6 +172,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         args = (self._token,)
         client = self._connection
         self.channel.later(Call("Client", client, "join", args, {}, self.number, self._learn))
+        for session in self._sessions:
+            session.make()
         return True
 
     def revive(self) -> None:
@@ -464,7 +468,7 @@ class RemoteJob(RemoteHandle, Job):
             try:
                 id = self._made(txn, "start_job")["id"]
             except LostHandleError:
-                if not txn.rejoin():
+                if not txn._make_again():
                     raise
                 id = self._made(txn, "start_job")["id"]
             self.id = id
@@ -478,7 +482,7 @@ class RemoteJob(RemoteHandle, Job):
         self.numbered(number)
 
     def _make_again(self) -> bool:
-        if not self.txn.rejoin():
+        if not self.txn._make_again():
             return False
         self._join()
         return True
