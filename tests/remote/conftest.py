@@ -37,9 +37,11 @@ def serve(store: txnkv.Client, store_path: Path) -> Iterator[Callable[..., Serve
     """Starts servers in this process, closed at the end."""
     made: list[Server] = []
 
-    def start(users: Users | None = None, limits: Limits | None = None, **tls: Any) -> Server:
+    def start(
+        users: Users | None = None, limits: Limits | None = None, port: int = 0, **tls: Any
+    ) -> Server:
         scheme = "grpc+tls" if tls else "grpc"
-        location = f"{scheme}://127.0.0.1:0"
+        location = f"{scheme}://127.0.0.1:{port}"
         made.append(Server(str(store_path), location, users, limits, **tls))
         return made[-1]
 

@@ -223,40 +223,31 @@ class Channel:
     def _send_waiting(self) -> None:
         with self._in_front() as first:
             if first:
-                self._call([], tuple(first))
+                self._call(first, ())
 
     def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
-        again = all(call.again for call in calls)
-        number = next(self._numbers)
-        body = self._head()
-        body["number"] = number
-        if not again:
-            body["once"] = True
-        if first:
-            body["first"] = [call.content() for call in first]
+        body = self._head() | {"number": next(self._numbers)}
+        body["once"] = not all(call.again for call in calls)
+        body["first"] = [call.content() for call in first]
         body["calls"] = [call.content() for call in calls]
-        answered, dropped = self._some(self._answered), self._some(self._dropped)
-        if answered:
-            body["answered"] = answered
-        if dropped:
-            body["drop"] = dropped
+        body["answered"] = answered = self._some(self._answered)
+        body["drop"] = dropped = self._some(self._dropped)
         try:
-            return self._ask(number, body, (*first, *calls), again)
+            return self._ask(body, first, calls)
         except BaseException:  # perhaps it did not arrive, and to be told twice is fine
             self._answered.extend(answered)
             self._dropped.extend(dropped)
             raise
 
-    def _ask(self, number: int, body: dict[str, Any], every: tuple[Call, ...], again: bool) -> Any:
+    def _ask(self, body: dict[str, Any], first: list[Call], calls: tuple[Call, ...]) -> Any:
         request = pack(body, self._refer)
-        tries = 0
-        given = 0
+        number, every = body["number"], (*first, *calls)
+        tries = given = 0
         while True:
             try:
                 answers = self._answers(request)
                 for values, error, state in answers:
-                    self._answered_by(state["server"])
-                    if state.get("working"):
+                    if self._asks_again(state, body, first):
                         break
                     for value in values[max(given - state["at"], 0) :]:
                         done = every[given].done
@@ -264,27 +255,36 @@ class Channel:
                         if done is not None:
                             done(value)
                     if error is not None:
+                        del first[:given]  # they were made
                         self._answered.append(number)
                         self.changes += tells_of_change(error)
                         raise error
                     if given == len(every):
                         self._answered.append(number)
                         with suppress(_Broken, TxnkvError):
-                            for _ in answers:  # gRPC cancels what is not read to its end
-                                pass
+                            deque(answers, 0)  # gRPC cancels what is not read to its end
                         return values[-1] if values else None
                 else:
                     raise _Broken("the answer broke off", arrived=True)
             except _Broken as broken:
                 tries += 1
-                self._after(broken, tries, again)
+                self._after(broken, tries, again=not body["once"])
             # From now on it is the same request, asked for again.
             request = pack(body | {"asked": True}, self._refer)
 
-    def _answered_by(self, server: str) -> None:
-        if server != self.server:
+    def _asks_again(self, state: dict[str, Any], body: dict[str, Any], first: list[Call]) -> bool:
+        """Tell whether nothing is done yet; ids of an earlier server give way to new ones."""
+        if state["server"] != self.server:
             self._spare_ids.clear()  # another one gave them
-            self.server = server
+            self.server = state["server"]
+        ids = dict(state.get("ids", ()))
+        for call in first:
+            if call.makes in ids and call.done is not None:
+                call.args = (*call.args[:-1], ids[call.makes])
+                call.done(ids[call.makes])
+        if ids:
+            body |= {"server": state["server"], "first": [call.content() for call in first]}
+        return bool(ids or state.get("working"))
 
     def spare_id(self) -> int:
         """Return an id for a transaction that is to begin; 0: there is none."""

@@ -79,6 +79,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._token: TxnToken | None = args[0] if self._joined else None
         self._told: list[int] | None = None
         self._spare = 0
+        self._asked = False  # how it ended, by an id that it perhaps did not begin by
         self.over = False
         self.rolled_back = False
         self.ending = False
@@ -105,9 +106,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.channel.later(call)
         self.numbered(number)
 
-    def _learn(self, told: list[Any] | None) -> None:
+    def _learn(self, told: list[Any] | int | None) -> None:
         if told is None:
             return  # it could not be made, as who uses it is told
+        if isinstance(told, int):  # it did not begin by the id of an earlier server
+            self._spare = told
+            if self._asked:
+                raise LostHandleError(
+                    "it was told of the transaction that it never began: begin again"
+                )
+            return
         self._told = told[:3]
         if len(told) > 3 and told[3]:
             self.channel.keep_id(told[3])
@@ -312,7 +320,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         try:
             found: TxnState = self._call("state")
         except LostHandleError:
-            if not self._known_id:
+            self._asked = self._told is None and (self.ending or self._commit_called)
+            if not self._known_id or not (self._told or self._asked):
                 raise
             found = self._connection.transaction_state(self._known_id)
         return found

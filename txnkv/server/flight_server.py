@@ -36,7 +36,7 @@ from txnkv.errors import (
 )
 from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
-from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, refused, together
+from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, lost, refused, together
 from txnkv.server.users import EVERYBODY, About, User, Users
 from txnkv.storage import GATE, new_lock
 
@@ -198,7 +198,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     def _request(self, user: User, data: bytes) -> Iterator[bytes]:
         """The answer of a request: in two parts where the client does not know the id of the
-        transaction that it commits, and may have to ask by it.
+        transaction that it commits, and may have to ask by it. Where it has ids of an earlier
+        server for transactions that begin, and nobody can have begun them, it is given others.
         """
         guest = None
         try:
@@ -206,12 +207,16 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             guest = self._guest(user, body)
             guest.drop(body["drop"])
             guest.forget(body["answered"])
-            apart = any(map(_begins_without_id, body["first"]))
+            ids = [_id_of(each) for each in body["first"]]
+            apart = 0 in ids
+            asked, known = body["asked"], body["server"] == guest.birth
+            if any(ids) and not known and not (body["once"] and asked):
+                begins = [each[2] for each, id in zip(body["first"], ids, strict=True) if id]
+                others = [[makes, guest.spare_id()] for makes in begins]
+                return iter([_part(guest, [], lost(), ids=others)])
             answer, mine = Answer(), True
             if body["once"]:
-                answer, mine = guest.answer_of(
-                    body["number"], asked=body["asked"], known=body["server"] == guest.birth
-                )
+                answer, mine = guest.answer_of(body["number"], asked=asked, known=known)
         except Exception as error:
             return iter([_part(guest, [], _known(error))])
         if not mine:
@@ -400,16 +405,18 @@ class _Members(dict[str, Any]):
         raise ValueError(f"the request has no {name}")
 
 
-def _begins_without_id(content: Any) -> bool:
-    begins = isinstance(content, list) and content[1:2] == ["begin"]
-    return begins and type(content[-1]) is not int
+def _id_of(content: Any) -> int | None:
+    """The id that a call begins a transaction by; 0: by none; None: it begins none."""
+    if not isinstance(content, list) or content[1:2] != ["begin"]:
+        return None
+    return content[-1] if type(content[-1]) is int else 0
 
 
 def _part(
-    guest: Guest | None, values: list[Any], error: BaseException | None, at: int = 0
+    guest: Guest | None, values: list[Any], error: BaseException | None, at: int = 0, **more: Any
 ) -> bytes:
     server = "" if guest is None else guest.birth
-    return pack({"server": server, "values": values, "error": error, "at": at})
+    return pack({"server": server, "values": values, "error": error, "at": at, **more})
 
 
 @contextmanager
