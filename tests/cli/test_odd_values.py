@@ -28,6 +28,7 @@ NESTED = {
     "LISTS": "[" * 20_000 + "]" * 20_000,
     "OBJECTS": '\n{"a":' * 20_000 + "1" + "}" * 20_000,
     "TEXT": '"' + "[" * 20_000 + '"',
+    "DIGITS": "9" * 5000,
 }
 
 
@@ -160,6 +161,8 @@ def test_lists_and_objects_are_taken_for_no_others(kind, value, words, store, tm
         ('{"id": 1}\n{"id": 2, "v": LISTS}', "line 2: it is nested more than 512"),
         ('{"id": 1, "v": OBJECTS}', "line 1: it is nested more than 512"),
         ('{"id": 1, "v": TEXT}', [NESTED["TEXT"].strip('"')]),
+        ('{"id": 1, "v": {}}\n {"id": 2, "v": [DIGITS]}', ["{}", f"[{NESTED['DIGITS']}]"]),
+        ('{"id": 1, "v": {}}\n{"id": 2, "v": [DIGITS]} 7\n', "line 2: '7' behind its object"),
         ('{"id": 1, "id": 2, "v": 1}', "line 1: it has column 'id' twice"),
         ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}, "v": 3}', "line 2: it has column 'v' twi"),
         ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}}', ['{"v": 1}', "{}"]),

@@ -411,7 +411,8 @@ class JsonSource(_TextSource):
                 if column is None:
                     raise
                 if not rows:
-                    rows = list(_objects_of(head, JSONDecoder()))
+                    digits = JSONDecoder(parse_int=lambda text: int(text[:4000]))  # as Python can
+                    rows = list(_objects_of(head, digits))
                     names = list(dict.fromkeys(name for row in rows for name in row))
                 if column not in names:
                     raise
@@ -537,7 +538,8 @@ def _require_objects(block: bytes, line: int) -> None:
     Where a block is no JSON, the reader has the words for it.
     """
     with suppress(JSONDecodeError):
-        for _ in _objects_of(block, JSONDecoder(strict=False), line):
+        decoder = JSONDecoder(strict=False, parse_int=str)  # which takes any number of digits
+        for _ in _objects_of(block, decoder, line):
             pass
 
 
@@ -578,7 +580,7 @@ def _require_alone(lines: pa.StringArray) -> None:
     """Refuse what stands behind the object of a line, which `json_members` does not read."""
     for row, text in enumerate(lines.to_pylist()):
         try:
-            loads(text, strict=False)
+            loads(text, strict=False, parse_int=str)
         except JSONDecodeError as error:
             if error.msg == "Extra data":
                 behind = short(text[error.pos :].encode())
