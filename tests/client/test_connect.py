@@ -27,6 +27,7 @@ def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> N
         ("x", {"history": -1}, ValueError, "0 or more"),
         (b"x", {}, TypeError, "not b'x': os.fsdecode"),
         ("/proc/x", {}, txnkv.NotSupportedError, "no folder can be made in /proc: .* another"),
+        ("/proc/x/y", {}, txnkv.NotSupportedError, "no folder can be made in /proc/x: .* another"),
         ("x", {"cache_bytes": 0}, ValueError, "above 0"),
         ("x", {"keepalive_time": 0}, ValueError, "at least 0.5 s"),
     ],

@@ -329,10 +329,10 @@ def _create(path: Path) -> None:
 
 def _make_store_folder(path: Path) -> None:
     missing = [parent for parent in path.parents if not is_there(parent)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_directory(made.parent)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            sync_directory(made.parent)
         path.mkdir(mode=0o700)
     except FileNotFoundError as error:  # as /proc says it
         raise NotSupportedError(
