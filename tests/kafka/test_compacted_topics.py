@@ -66,8 +66,11 @@ def test_options(store: txnkv.Client, wire: Wire) -> None:
     assert described(wire)["retention.ms"][0] == "-1"  # a compacted one keeps what is last
     assert change(POLICY, "compact", resource_name="side") == Code.INVALID_CONFIG
     for name in ("retention.ms", "retention.bytes"):  # it took messages that are their keys' last
-        assert change(name, "60000") == Code.INVALID_CONFIG
-        assert change(name, "-1") == change(name, "", 1) == 0
+        assert change(name, "60000") == change(name, "-1") == change(name, "", 1) == 0
+        assert change(name, "60000") == 0
+        found = described(wire)
+        assert (found[POLICY][0], found[name][0]) == ("compact", "-1")
+    assert change("retention.ms", "long") == Code.INVALID_CONFIG
     limit = {"name": "retention.ms", "value": "60000", "config_operation": 0}
     policy = {"name": POLICY, "value": "compact,delete", "config_operation": 0}
     assert altered(wire, "IncrementalAlterConfigs", [limit, policy]) == 0

@@ -437,13 +437,8 @@ def _altered(
         changes: Any = _options(wanted(asked["configs"], now), fixed)
         if changes.get("cleanup") == "compact" and topic.buffer != "marker":
             raise _not_compacted()
-        keeps = now[_POLICY] == "compact" and "cleanup" not in changes
-        if keeps and any(changes.get(each) is not None for each in _KEPT):
-            raise KafkaError(
-                Code.INVALID_CONFIG,
-                f"topic {topic.name!r} keeps the last message of each key, whatever its age: say "
-                f"{_POLICY}=compact,delete with it",
-            )
+        if now[_POLICY] == "compact" and "cleanup" not in changes:  # of no effect, as in Kafka
+            changes |= dict.fromkeys(changes.keys() & set(_KEPT))
         if not request.body["validate_only"]:
             broker.client.topic(topic.name).alter(**changes)
 
