@@ -188,8 +188,10 @@ def test_mixed_objects_of_pandas(
     [
         (pandas.DataFrame({"id": [1, 2]}, pandas.Index(["x", 5], name="s")), "'s' .*: 5 is a int"),
         (pandas.DataFrame({"id": [1, 2], "s": ["x", 5]}).set_index(["id", "s"]), "'s' .*: 5 is a"),
-        (pandas.DataFrame({"id": [1, 1 << 70]}), "column 'id' has 1180591620717411303424, of more"),
-        (pandas.DataFrame({"s": [1j]}), "column 's' .*: 1j is a complex"),
+        (pandas.DataFrame({"id": [1, 1 << 70]}), "'id' has .* from 1 to 1180591620717411303424"),
+        (pandas.DataFrame({"id": [1 << 63, -1]}), "'id' has .* from -1 to 92.*: make decimals"),
+        (pandas.DataFrame({"id": [1], "s": [[1 << 70]]}), "'s' has .* numbers within its values"),
+        (pandas.DataFrame({"s": [1j]}), "'s' has values that no column takes: 1j is a complex"),
         (pandas.DataFrame({"s\nx": ["x", 5]}), "5 is a int"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import pyarrow as pa
@@ -108,15 +109,25 @@ def _mixed(frame: Any, name: str, why: str) -> str:
         return f"{why}: convert it first"
     firsts = {type(value).__name__: value for value in reversed(column.dropna().tolist())}
     told = ", ".join(f"{value!r:.40} is a {kind}" for kind, value in sorted(firsts.items()))
-    return f"column {name!r} has no one type: {told}; convert it first ({why})"
+    alone = len(firsts) == 1 and not {"list", "dict", "tuple", "set", "ndarray"} & firsts.keys()
+    fault = "values that no column takes" if alone else "no one type"
+    return f"column {name!r} has {fault}: {told}; convert it first ({why})"
 
 
 def _too_large(frame: Any, why: str) -> str:
-    """Name a column of pandas with a whole number that has more than 64 bits."""
+    """Name a column of pandas with whole numbers that no one type of 64 bits holds."""
     for name, column in _columns_of(frame) if hasattr(frame, "index") else ():
-        for value in column:
-            if isinstance(value, int) and not -1 << 63 <= value < 1 << 64:
-                return f"column {name!r} has {value}, of more than 64 bits: make decimals of it"
+        try:
+            pa.array(column, from_pandas=True)
+        except OverflowError:
+            found = [int(value) for value in column if isinstance(value, Integral)]
+            told = f"from {min(found)} to {max(found)}" if found else "within its values"
+            return (
+                f"column {name!r} has whole numbers {told}, which neither int64 nor uint64 holds: "
+                "make decimals of them"
+            )
+        except pa.ArrowException:
+            continue
     return why
 
 
