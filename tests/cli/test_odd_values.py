@@ -75,6 +75,7 @@ def test_numbers_with_signs_and_zeros_before_them_lose_none(written, wanted, sto
     [
         ("00069", "line {}: column 'n': '00069' has zeros that int64 does not keep (--schema"),
         ("-07", "'-07' has zeros"),
+        ("0x1F", "'0x1F' is hexadecimal, which int64 does not keep"),
         ("+5", "'+5' is no int64"),
         ("99999999999999999999", "'99999999999999999999' is no int64"),
         (" 7 ", 7),

@@ -44,10 +44,10 @@ def with_codes(found: pa.Table, written: pa.Table) -> pa.Table:
 
 
 def whole_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Whole numbers as Arrow reads them in CSV, which passes over zeros before them.
+    """Whole numbers as Arrow reads them in CSV, which passes over zeros before them and over 0x.
 
     Raises:
-        NumberError: a text is none, or has such zeros.
+        NumberError: a text is none, or has such zeros or 0x.
     """
     with suppress(pa.ArrowInvalid):
         numbers, plain = _numbers(texts, kind)
@@ -59,7 +59,8 @@ def whole_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
         except pa.ArrowInvalid:
             raise NumberError(f"{text!r} is no {kind}", row) from None
         if not plain:
-            raise NumberError(f"{text!r} has zeros that {kind} does not keep", row)
+            what = "is hexadecimal, which" if "x" in text.lower() else "has zeros that"
+            raise NumberError(f"{text!r} {what} {kind} does not keep", row)
     raise AssertionError("each of the texts is a plain number, and all are not")
 
 
