@@ -12,7 +12,7 @@ import txnkv
 from tests.kafka.test_groups import asking, running, until
 from tests.kafka.test_requests import _add, _begin, _commit_offset, _end, _offset, _send
 from tools.kafka_wire import Wire
-from txnkv.client import live_members
+from txnkv.client import group_members, live_members
 from txnkv.errors import TransactionConflictError
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.api_tables import Code
@@ -90,6 +90,31 @@ def test_what_a_late_member_of_the_store_commits_is_refused(
     assert _offset(wire) == (0 if late else 1, 0)
     assert out.end_offsets()[0] == (0 if late else 1)
     member.close()
+
+
+def test_a_member_that_renews_its_lease_during_a_look_is_not_out(
+    store: txnkv.Client, wire: Wire, monkeypatch: Any
+) -> None:
+    """Its row was read before, its old lease looked up after: what it commits was refused."""
+    topic = store.create_topic("t")
+    store.run(lambda txn: txn.send(topic, b"a"))
+    has_lease = group_members.has_lease
+    with store.consumer(topic, group="g") as member:
+        assert len(member.poll()) == 1
+        open = store.new_transaction()
+        member.commit(open)
+        membership = member._membership
+
+        def later(*args: Any) -> bool:
+            monkeypatch.setattr(group_members, "has_lease", has_lease)
+            membership._renewed = -1 << 60
+            assert membership.renew()
+            return has_lease(*args)
+
+        monkeypatch.setattr(group_members, "has_lease", later)
+        assert _offset(wire) == (0, 0)
+        open.commit()
+    assert _offset(wire) == (1, 0)
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])

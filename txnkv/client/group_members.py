@@ -233,14 +233,8 @@ class Membership:
         """The numbers of the live members of its group and topic, as they came; in a transaction
         that deletes the rows of others.
         """
-        found = []
         where = [("group", "=", self._group), ("topic", "=", self._topic)]
-        for row in txn.scan(self._table, where=where):
-            if has_lease(self._client, row):
-                found.append((row["joined"], row["member"]))
-            else:
-                txn.delete(self._table, key_of(row))
-        return [number for _, number in sorted(found)]
+        return [row["member"] for row in _live(self._client, self._table, where, txn)]
 
     def leave(self, txn: Transaction) -> None:
         """Be no member any more, with a transaction; then `end` the lease."""
@@ -254,16 +248,30 @@ class Membership:
                 lease.rollback()
 
 
-def live_members(client: GroupClient, group: str, topic: str | None = None) -> list[Row]:
+def live_members(
+    client: GroupClient, group: str, topic: str | None = None, txn: Transaction | None = None
+) -> list[Row]:
     """The rows of a group's live members, as they came; of all topics without one. Raises as
     `offsets_table`.
+
+    Args:
+        txn: deletes the rows of others: it conflicts with a renewal behind this look.
     """
     try:
         table = _found(client, MEMBERS_TABLE, _MEMBERS)
     except TableNotFoundError:
         return []
     where = [("group", "=", group)] + ([("topic", "=", topic)] if topic is not None else [])
-    rows = [row for row in table.scan(where=where) if has_lease(client, row)]
+    return _live(client, table, where, txn)
+
+
+def _live(client: GroupClient, table: Table, where: Any, txn: Transaction | None) -> list[Row]:
+    rows = []
+    for row in table.scan(where=where) if txn is None else txn.scan(table, where=where):
+        if has_lease(client, row):
+            rows.append(row)
+        elif txn is not None:
+            txn.delete(table, key_of(row))
     return sorted(rows, key=lambda row: (row["joined"], row["member"]))
 
 

@@ -275,7 +275,7 @@ def _rows_of(broker: Broker, group: str) -> list[dict[str, Any]]:
 
     def take(txn: Transaction) -> list[dict[str, Any]]:
         rows = list(txn.scan(table, where=where))
-        if not live_members(broker.client, group):
+        if not live_members(broker.client, group, txn=txn):
             for row in rows:
                 if row["member"] is not None:
                     txn.upsert(table, row | {"member": None})
