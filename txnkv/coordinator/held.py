@@ -14,6 +14,7 @@ that goes well, or when the part is dropped, nothing of it is held any more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -31,6 +32,9 @@ Key: TypeAlias = tuple[int, int]
 
 _FOLDERS: Final = {payload.TABLET: "tablets", payload.TOPIC: "logs"}
 _DENIED: Final = " cannot be opened: "
+_QUOTED: Final = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_IS_DENIED: Final = re.compile(rf"(?:\w+ (?:{_QUOTED}), )?\w+ \d+{_DENIED}")
+"""Behind the label: a name may have these words, too."""
 
 
 class HeldPart(NamedTuple):
@@ -72,7 +76,7 @@ def refusal(error: str, damaged: str) -> TxnkvError:
         error: why it is.
         damaged: what to do where it is damaged.
     """
-    if _DENIED in error:
+    if _IS_DENIED.match(error):
         return DeniedError(f"{error}; then `txnkv compact`")
     return CorruptionError(f"{error}. {damaged}")
 
