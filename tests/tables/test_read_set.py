@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from txnkv import core
-from txnkv.tables.read_set import ReadSet
+from txnkv.tables import read_set
+from txnkv.tables.read_set import Range, ReadSet
 
 BYTES = st.binary(max_size=3)
 BOUND = st.one_of(st.none(), BYTES)
@@ -73,3 +77,40 @@ def test_the_key_behind_a_range_is_not_in_it() -> None:
         reads.add_key(1, key)
     keys = reads.keys(1)
     assert [keys.key(i) for i in range(keys.n)] == [b"b"]
+
+
+@pytest.mark.parametrize("step", [1, 5], ids=["one after the other", "apart from each other"])
+def test_many_ranges_are_joined_as_often_as_their_number_doubles(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    handled: list[int] = []
+    join = read_set._joined
+
+    def counted(ranges: list[Range]) -> list[Range]:
+        handled.append(len(ranges))
+        return join(ranges)
+
+    monkeypatch.setattr(read_set, "_joined", counted)
+    reads, n = ReadSet(), 8000
+    wanted = [(i.to_bytes(8, "big"), (i + 1).to_bytes(8, "big")) for i in range(0, n * step, step)]
+    for low, high in wanted:
+        reads.add_range(1, low, high)
+    for _ in range(2):
+        assert reads.ranges(1) == (wanted if step > 1 else [(wanted[0][0], wanted[-1][1])])
+        assert reads.keys(1).n == 0
+    assert sum(handled) < 4 * n
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 9)), min_size=50, max_size=300))
+def test_many_ranges_are_those_of_a_plain_set(found: list[tuple[int, int]]) -> None:
+    reads, plain = ReadSet(), set()
+    for at, (low, size) in enumerate(found):
+        reads.add_range(1, low.to_bytes(2, "big"), (low + size).to_bytes(2, "big"))
+        plain |= set(range(low, low + size))
+        if at % 64 == 0:
+            reads.ranges(1)
+    ranges = [
+        (int.from_bytes(low or b""), int.from_bytes(high or b"")) for low, high in reads.ranges(1)
+    ]
+    assert [at for low, high in ranges for at in range(low, high)] == sorted(plain)
+    assert all(high < low for (_, high), (low, _) in pairwise(ranges))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Final
 
 from txnkv import core
 from txnkv.storage import new_lock
@@ -17,11 +18,36 @@ Range = tuple[bytes | None, bytes | None]
 """low <= key < high; None is unbounded."""
 
 
+_FEW: Final = 64
+"""So many ranges are not joined before somebody asks."""
+
+
 @dataclass
 class _Tablet:
+    """The reads of one tablet.
+
+    Attributes:
+        ranges: as they came, those behind the first `joined`.
+        joined: so many ranges are in order, and apart from each other.
+    """
+
     keys: set[bytes] = field(default_factory=set)
     bulk: list[core.Keys] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
+    joined: int = 0
+
+    def add(self, found: Range) -> None:
+        """Put a range in. They are joined when they have doubled: n of them cost n log n."""
+        self.ranges.append(found)
+        if len(self.ranges) > max(_FEW, 2 * self.joined):
+            self.join()
+
+    def join(self) -> list[Range]:
+        """The ranges, ascending, apart from each other."""
+        if self.joined < len(self.ranges):
+            self.ranges = _joined(self.ranges)
+            self.joined = len(self.ranges)
+        return self.ranges
 
 
 class ReadSet:
@@ -48,8 +74,7 @@ class ReadSet:
         """All keys with low <= key < high; None is unbounded."""
         if low is None or high is None or low < high:
             with self._lock:
-                tablet = self._of(tablet_id)
-                tablet.ranges = _joined([*tablet.ranges, (low, high)])
+                self._of(tablet_id).add((low, high))
 
     def _of(self, tablet_id: int) -> _Tablet:
         return self._tablets.setdefault(tablet_id, _Tablet())
@@ -66,7 +91,8 @@ class ReadSet:
         """The keys read, strictly ascending, without those that lie in a range."""
         with self._lock:
             tablet = self._tablets.get(tablet_id, _Tablet())
-            single = sorted(key for key in tablet.keys if not _covers(tablet.ranges, key))
+            ranges = tablet.join()
+            single = sorted(key for key in tablet.keys if not _covers(ranges, key))
             parts = list(tablet.bulk)
         if single:
             parts.append(_keys_of(single, parts[0].width if parts else None))
@@ -84,7 +110,7 @@ class ReadSet:
         """The ranges read, ascending, apart from each other."""
         with self._lock:
             tablet = self._tablets.get(tablet_id)
-            return list(tablet.ranges) if tablet is not None else []
+            return list(tablet.join()) if tablet is not None else []
 
 
 def _keys_of(keys: list[bytes], width: int | None) -> core.Keys:
