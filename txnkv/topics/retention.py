@@ -53,8 +53,11 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import methodcaller
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
@@ -75,6 +78,7 @@ from txnkv.topics.write import roll_forward
 
 _LITTLE: Final = 4 << 10
 """Bytes of a fetch that looks for one message."""
+_number: Final[Callable[[Any], int]] = methodcaller("as_py")
 
 Lost: TypeAlias = list[tuple[SubscriptionInfo, int]]
 """Subscriptions, and how many messages are taken of them."""
@@ -91,14 +95,31 @@ def count_unacknowledged(
     """
     left = Ranges([(max(first, cursor.mark), last)])
     left.difference_update(cursor.deleted)
-    return sum(last - _next_message(topics, partition, first, last) for first, last in left)
+    return sum(last - at for at, last in _begun_with_messages(topics, partition, left))
 
 
-def _next_message(topics: Topics, partition: Partition, first: int, last: int) -> int:
-    """The first message in [first, last), or its end: markers and aborted ones are none."""
-    reader = OffsetReader(topics, partition, first, "read_committed", _LITTLE)
-    rows = next(reader.batches(last, 1), None)
-    return last if rows is None else int(rows.column("offset")[0].as_py())
+def _begun_with_messages(
+    topics: Topics, partition: Partition, ranges: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Ranges, ascending, each from its first message on, and without those that have none: markers
+    and aborted ones are none. What is read at a time answers all the ranges that lie in it.
+    """
+    reader = OffsetReader(topics, partition, 0, "read_committed", _LITTLE)
+    offsets: Sequence[Any] = ()  # of the messages below the reader's position
+    for first, last in ranges:
+        if reader.position < first:
+            reader.seek(first)
+            offsets = ()
+        while (at := bisect_left(offsets, first, key=_number)) == len(offsets):
+            if reader.position >= last:
+                break
+            if reader.load():
+                offsets = reader.take(sys.maxsize).column("offset")
+            elif not reader.moved:
+                return  # it is at the end
+        else:
+            if (begin := _number(offsets[at])) < last:
+                yield begin, last
 
 
 def unacknowledged_in(topics: Topics, partition: Partition, first: int, last: int) -> Lost:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import txnkv
 from tests import internals
 from tests.topics.acks.ack_tools import COUNT, TAKE_CUMULATIVE, Acks
+from tests.topics.reading_tools import offsets, partition_of
 from txnkv.topics import held_messages
+from txnkv.topics.acks.ack_rows import Cursor
 from txnkv.topics.messages.message import MessageId
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.read.offset_reader import OffsetReader
+from txnkv.topics.retention import count_unacknowledged
 from txnkv.topics.topic_catalog import TopicOptions
 
 # -- what people see -------------------------------------------------------------------
@@ -55,6 +63,68 @@ def test_lag_is_0_when_all_is_done(acks: Acks) -> None:
     assert acks.sub.lag()[0] > 0
     acks.sub.ack(last)
     assert acks.sub.lag() == {0: 0}
+
+
+@pytest.fixture
+def mixed(client: txnkv.Client) -> txnkv.Topic:
+    """A topic of messages, large ones, markers and what was aborted, all in short batches."""
+    internals.topics(client).create("mixed", 1, "marker", TopicOptions(max_message_bytes=100))
+    chosen = random.Random(1)
+    for _ in range(60):
+        txn = client.new_transaction()
+        txn.serialize()
+        for _ in range(chosen.randint(1, 4)):
+            txn.send("mixed", b"x" * chosen.choice([1, 9, 300]))
+            txn.flush()
+        (txn.commit if chosen.random() < 0.5 else txn.rollback)()
+    with client.new_session() as session:
+        for _ in range(50):
+            session.send("mixed", b"s")
+    return client.topic("mixed")
+
+
+@given(seed=st.integers(0, 1 << 30), mark=st.integers(0, 300), last=st.integers(0, 300))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_left_counts_from_the_first_message_of_each_gap_on(
+    client: txnkv.Client, mixed: txnkv.Topic, seed: int, mark: int, last: int
+) -> None:
+    partition, end = partition_of(client, mixed), mixed.end_offsets()[0]
+    with mixed.consumer() as consumer:
+        messages = offsets(consumer)
+    chosen, last = random.Random(seed), min(last, end)
+    at = [chosen.randint(mark, end + 20) for _ in range(chosen.choice([0, 1, 10, 100]))]
+    deleted = Ranges((first, first + chosen.choice([1, 2, 20])) for first in at)
+    left = Ranges([(mark, last)]).minus(deleted)
+    begun = [
+        (next((at for at in messages if first <= at < last), last), last) for first, last in left
+    ]
+    cursor = Cursor(mark, deleted)
+    found = count_unacknowledged(internals.topics(client), partition, cursor, 0, last)
+    assert found == sum(last - first for first, last in begun)
+
+
+def test_gaps_in_the_same_messages_are_counted_by_one_look(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each of them made a large subscription's lag a matter of minutes."""
+    topic = client.create_topic("many")
+    with client.transaction() as txn:
+        for _ in range(1200):
+            txn.send(topic, b"x")
+    sub = topic.subscribe("s", "shared")
+    messages = sub.receive_many(1200, timeout=0)
+    looks: list[OffsetReader] = []
+    load = OffsetReader.load
+    monkeypatch.setattr(
+        OffsetReader, "load", lambda self, **kw: looks.append(self) or load(self, **kw)
+    )
+    seen = []
+    for gaps in (100, 400):
+        sub.ack(messages[1 : 2 * gaps : 2])
+        looks.clear()
+        assert sub.lag() == {0: 1200 - gaps}
+        seen.append(len(looks))
+    assert seen == [1, 1]
 
 
 def test_redeliveries_are_counted(acks: Acks) -> None:
