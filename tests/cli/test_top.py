@@ -11,6 +11,7 @@ import txnkv
 from txnkv.cli.top import _rates, _share
 from txnkv.metrics import Metrics
 from txnkv.topics import outbox
+from txnkv.topics.delivery.subscriptions import Subscriptions
 
 
 @pytest.fixture
@@ -55,6 +56,15 @@ def test_it_tells_who_holds_up_whom(busy, store, run):
     for part in ("transactions", "events/0 @1", "mailer", "daily", "orders",
                  f"txnkv txn abort {store} {holder.id.local}"):  # fmt: skip
         assert part in shown
+
+
+def test_it_asks_each_subscription_once_a_look(busy, store, run, monkeypatch):
+    """Whose lag took a second took three."""
+    asked = []
+    lag = Subscriptions.lag
+    monkeypatch.setattr(Subscriptions, "lag", lambda *args: asked.append(args) or lag(*args))
+    run("top", store, "--once", "--interval", 1.5)
+    assert len(asked) == 3
 
 
 def test_a_terminal_that_draws_nothing_gets_one_look(busy, store, run, monkeypatch):

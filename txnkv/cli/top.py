@@ -35,7 +35,7 @@ from txnkv.cli.console import (
 )
 from txnkv.coordinator import TxnState, watch
 from txnkv.errors import TxnkvError
-from txnkv.topics import overview_of, sent_to, subscription_stats
+from txnkv.topics import look_at_partition, sent_to
 
 if TYPE_CHECKING:  # loaded when something is shown to people
     from rich.console import Group
@@ -167,11 +167,11 @@ def _sample(client: txnkv.Client) -> dict[str, Any]:
                 ],
             }
         )
-    partitions, subscriptions = [], []
+    partitions = []
     for name in client.topics():
         with suppress(TxnkvError):  # dropped meanwhile
-            topic = engine.get(name)
-            for each in overview_of(engine, topic).partitions:
+            for partition in engine.partitions(engine.get(name)):
+                each = look_at_partition(engine, partition)
                 holder = each.held_by
                 if holder is not None:
                     partitions.append(
@@ -182,9 +182,11 @@ def _sample(client: txnkv.Client) -> dict[str, Any]:
                             "held_up_by": holder.txn_id,
                         }
                     )
-            for one in engine.subscriptions.of_topic(topic):
-                found = subscription_stats(engine, one)
-                subscriptions.append({"topic": name, "name": one.name, **found})
+    subscriptions = [
+        {"topic": topic, "name": name, **found}
+        for topic, about in stats["topics"].items()
+        for name, found in about["subscriptions"].items()
+    ]
     return {
         **{name: stats[name] for name in ("path", "snapshot", "leader_pid", "files_bytes")},
         **{name: stats[name] for name in ("log_commits", "log_bytes", "staged_bytes", "tables")},

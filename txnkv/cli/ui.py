@@ -53,7 +53,7 @@ from txnkv.core import CoreError
 from txnkv.errors import ClosedError, TxnkvError
 from txnkv.storage import new_lock
 from txnkv.tables import Tablet
-from txnkv.topics import Partition, PartitionOverview, overview_of
+from txnkv.topics import Partition, PartitionOverview, look_at_partition
 
 _DRAWN: Final = 500
 """Row sets and segments of a drawing, at most; offsets on each side of the last stable one."""
@@ -183,9 +183,8 @@ class Watched:
         engine = self._client.instance.topics
         topic = engine.get(name)
         found = []
-        for seen, partition in zip(
-            overview_of(engine, topic).partitions, engine.partitions(topic), strict=True
-        ):
+        for partition in engine.partitions(topic):
+            seen = look_at_partition(engine, partition)
             found.append(
                 {
                     "number": seen.number,

@@ -62,6 +62,7 @@ from txnkv.topics.overview import (
     check_partition,
     held_messages,
     live_partition_ids,
+    look_at_partition,
     overview_of,
     sent_to,
     subscription_stats,
