@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pyarrow as pa
@@ -47,7 +48,9 @@ PartitionBy = HashPartition | RangePartition | Sequence[HashPartition | RangePar
 
 
 def hash_partition(columns: str | Sequence[str], buckets: int) -> HashPartition:
-    """Spread rows evenly over `buckets` tablets by a hash of key columns."""
+    """Spread rows evenly over `buckets` tablets by a hash of key columns. A scan reads those alone
+    in which the values lie that it wants of them, by "=" or a short "in".
+    """
     names = tuple(as_names("columns", columns))
     if not names:
         raise ValueError("hash_partition needs at least one column")
@@ -168,9 +171,40 @@ class Partitioning:
             numbers = bucket if numbers is None else _combine(numbers, part.buckets, bucket)
         return list(core.scatter(numbers, self.tablets))
 
+    def tablets_with(self, values: Mapping[str, pa.Array]) -> Sequence[int]:
+        """The numbers of tablets, ascending, in which rows may be that have in each of these
+        columns one of its values.
+        """
+        numbers: Sequence[int] = range(self.tablets // self.buckets)
+        if self.ranges is not None and self._bounds is not None:
+            keys = self._choices(values, self.ranges.columns)
+            if keys is not None:
+                numbers = _distinct(core.range_partition(keys, self._bounds))
+        for part in self.hashes:
+            keys = self._choices(values, part.columns)
+            buckets: Sequence[int] = range(part.buckets)
+            if keys is not None:
+                buckets = _distinct(core.hash_partition(keys, part.buckets))
+            numbers = [number * part.buckets + bucket for number in numbers for bucket in buckets]
+        return numbers
+
+    def _choices(self, values: Mapping[str, pa.Array], names: tuple[str, ...]) -> core.Keys | None:
+        """The keys of columns, each with each of its values; None where they are any, or many."""
+        if not values.keys() >= set(names):
+            return None
+        arrays = [values[name] for name in names]
+        if math.prod(map(len, arrays)) > MAX_TABLETS:
+            return None
+        if len(arrays) > 1:
+            rows = zip(*product(*(range(len(array)) for array in arrays)), strict=True)
+            arrays = [array.take(pa.array(at)) for array, at in zip(arrays, rows, strict=True)]
+        return self._encoded(names, arrays)
+
     def _keys(self, batch: pa.RecordBatch, names: tuple[str, ...]) -> core.Keys:
-        codec = core.KeyCodec([self.schema.columns[name].type for name in names])
-        return codec.encode([batch.column(name) for name in names])
+        return self._encoded(names, [batch.column(name) for name in names])
+
+    def _encoded(self, names: tuple[str, ...], arrays: Sequence[pa.Array]) -> core.Keys:
+        return core.key_codec(*(self.schema.columns[name].type for name in names)).encode(arrays)
 
     # -- stored form -------------------------------------------------------------------
 
@@ -202,6 +236,10 @@ class Partitioning:
             bounds = tuple(zip(*(column.to_pylist() for column in table.columns), strict=True))
             parts.append(RangePartition(tuple(table.column_names), bounds))
         return cls.of(schema, parts)
+
+
+def _distinct(numbers: pa.Array) -> list[int]:
+    return sorted(set(numbers.to_pylist()))
 
 
 def _combine(high: pa.Array, buckets: int, low: pa.Array) -> pa.Array:

@@ -23,7 +23,7 @@ from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
 from txnkv.tables.read.predicate import KeyRange, by_key, past
-from txnkv.tables.read.sources import memory_columns
+from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.schema import Schema, column_array, normal
@@ -208,11 +208,11 @@ def _few_by_key(
     tables: Tables, asked: scan.Request, view: ReadView, most: int
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
-    writer = tables.row_writer(asked.table)
-    tablets, rows_of, first = writer.tablets, writer.rows, asked.filter.first
+    writer, first = tables.row_writer(asked.table), asked.filter.first
+    tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
-    if first and (beginning := rows_of.beginning(first)) is not None:
+    if first and (beginning := writer.rows.beginning(first)) is not None:
         ranges, is_open = [beginning], beginning[1] is None
     else:
         of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
@@ -227,7 +227,7 @@ def _few_by_key(
         for low, high in ranges:
             if most < core.FEW and len(rows) >= most and not several:
                 break
-            found = point.find_dicts(tables, tablet, rows_of, view, low, high, most)
+            found = point.find_dicts(tables, tablet, writer.rows, view, low, high, most)
             if found is None or len(rows) + len(found) > core.FEW:
                 return None
             rows += found

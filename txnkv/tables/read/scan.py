@@ -39,6 +39,7 @@ from txnkv.tables.read.sources import (
     Source,
     Unit,
     clusters,
+    tablets_for,
 )
 from txnkv.tables.read.view import Pins, ReadView
 from txnkv.tables.table_catalog import TableInfo
@@ -397,7 +398,7 @@ def plan(
     tablets = tables.tablets(asked.table)
     wanted = asked.filter.key_range(asked.table.schema, tablets[0].codec)
     if pieces is None:
-        ranges = [(tablet, wanted) for tablet in tablets]
+        ranges = [(each, wanted) for each in tablets_for(asked.table, asked.filter, tablets)]
     else:
         by_id = {tablet.id: tablet for tablet in tablets}
         ranges = [(by_id[piece.tablet_id], wanted.within(piece.key_range)) for piece in pieces]

@@ -23,6 +23,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.read.point import columns_of
 from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import (
     EVERY_STAMP,
     KEYS,
@@ -41,9 +42,41 @@ _SPARSE: Final = 8
 _FEW: Final = 64
 """Below one masking key for so many of a block they are looked for in it as it lies."""
 
+_PLACED: Final = 64
+"""Values of an "in", at most, that rule out tablets."""
+
+_FEW_TABLETS: Final = 32
+"""So many are looked into by a short read as fast as they are ruled out."""
+
 _NO_PAGES: Final = cast(Pages, None)
 
 Read = Callable[[Sequence[str]], list[pa.Array]]
+
+
+def tablets_for(
+    table: TableInfo, filter: Filter, tablets: Sequence[Tablet], short: bool = False
+) -> Sequence[Tablet]:
+    """Those of a table's tablets in which rows may satisfy a filter: where rows are placed that
+    have its values of the columns by which the table is cut. These are of the columns' types, and
+    equal ones have one place; where that is not certain, nothing is left out.
+
+    Args:
+        tablets: of the table, all of them, by number.
+        short: a few rows are looked for in each.
+    """
+    if len(tablets) <= (_FEW_TABLETS if short else 1):
+        return tablets
+    values: dict[str, pa.Array] = {}
+    for p in filter.predicates:
+        if p.op not in ("=", "in") or not 0 < len(p.given) <= _PLACED:
+            continue
+        if pa.types.is_floating(p.type):  # NaN equals nothing, and is in [NaN]
+            continue
+        if p.column not in values or len(p.given) < len(values[p.column]):
+            values[p.column] = p.values
+    if not values:
+        return tablets
+    return [tablets[number] for number in table.partitioning.tablets_with(values)]
 
 
 @dataclass(frozen=True)
