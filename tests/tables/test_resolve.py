@@ -20,6 +20,7 @@ from txnkv.storage import new_rlock
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
 from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.tablet import Tablet
 
 pytestmark = pytest.mark.usefixtures("small_blocks", "by_hand")
@@ -147,6 +148,47 @@ def test_left_in_the_middle_and_done_by_another(
     assert seen(table) == after
     settled(client, tablet)
     assert client.stats()["staged_row_sets"] == 0
+
+
+@pytest.mark.parametrize("n", [12, 48])
+def test_rows_written_many_times_are_looked_for_once_each_time(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    tablet: Tablet,
+    monkeypatch: pytest.MonkeyPatch,
+    n: int,
+) -> None:
+    for first in (0, 1):
+        txn = begin(client)
+        write(txn, "insert", [first, first + 2])
+        txn.commit()
+    txn = begin(client)
+    for k in range(n):
+        write(txn, "upsert", [k % 3, 50 + k % 2], f"{k} ")
+        if k % 6 == 5:
+            write(txn, "delete", [k % 3])
+            write(txn, "insert", [k % 3], f"after {k} ")
+    put = count(monkeypatch, intents, "put_deletes")
+    looked = count(monkeypatch, RowSet, "locate")
+    txn.commit()
+    last = [f"after {n - 1} 2", f"{n - 1} 51", f"{n - 2} 1", f"{n - 2} 50", f"{n - 3} 0", "3"]
+    assert sorted(seen(table).values()) == sorted(last)
+    settled(client, tablet)
+    assert len(put) == 1
+    assert len(looked) <= 6 * n
+    live = [info.live_rows for info in infos(client, tablet)]
+    assert sum(live) == len(last)
+
+
+def count(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> list[str]:
+    calls, real = [], getattr(of, name)
+
+    def counted(*args: Any) -> Any:
+        calls.append(name)
+        return real(*args)
+
+    monkeypatch.setattr(of, name, counted)
+    return calls
 
 
 @pytest.mark.parametrize("step", STEPS[:3])

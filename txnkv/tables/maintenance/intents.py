@@ -51,8 +51,10 @@ from txnkv.tables.tablets import (
     keys_of,
     manifest,
     put_deletes,
-    rows_of,
 )
+
+_ROWS_AT_ONCE: Final = 1 << 18
+"""So many delete stamps are gathered before they are put."""
 
 declare_fault_point("resolve.put", "some of a commit's delete stamps are durable")
 declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
@@ -271,21 +273,58 @@ class Resolution:
             for info in self._staged[tablet.id]
         ]
         noted: dict[int, tuple[int, int]] = {}
+        dead: dict[int, list[pa.UInt32Array]] = {}
+        gathered = 0
+
+        def put() -> None:
+            deletes: Deletes = {}
+            for id, some in dead.items():
+                rows = pa.concat_arrays(some)
+                rows = rows.take(pc.sort_indices(rows))
+                deletes[id] = rows, pa.repeat(pa.scalar(self._commit_ts, pa.uint64()), len(rows))
+            dead.clear()
+            if deletes:
+                noted.update(put_deletes(tablet, deletes, lambda txn: None))
+                fault_point("resolve.put")
+
         for number, info in enumerate(own):
             if not _replaces(info):
                 continue
-            earlier = [before for before in own[:number] if before.kind == ROWS]
             for keys in keys_of(tablet, info):
-                deletes = supersede(tablet, state, keys, self._commit_ts)
-                for before in earlier:
-                    rows = rows_of(tablet, before, keys)
-                    if len(rows):
-                        stamps = pa.repeat(pa.scalar(self._commit_ts, pa.uint64()), len(rows))
-                        deletes[before.id] = (rows, stamps)
-                if deletes:
-                    noted.update(put_deletes(tablet, deletes, lambda txn: None))
-                    fault_point("resolve.put")
+                for id, rows in self._replaced(tablet, state, own[:number], keys).items():
+                    dead.setdefault(id, []).append(rows)
+                    gathered += len(rows)
+                if gathered >= _ROWS_AT_ONCE:
+                    put()
+                    gathered = 0
+        put()
         return noted
+
+    def _replaced(
+        self, tablet: Tablet, state: TabletState, earlier: Sequence[RowSetInfo], keys: core.Keys
+    ) -> dict[int, pa.UInt32Array]:
+        """Find the rows that some keys of an own row set replace, in those before it and in what
+        is committed. A key that one of those replaces as well is looked for no further: what is
+        older is found when its turn comes. So no row is found twice.
+        """
+        found = {}
+        low, high = keys.key(0), keys.key(keys.n - 1)
+        for before in reversed(earlier):
+            if not before.overlaps(low, high):
+                continue
+            with tablet.read() as pages:
+                positions, rows = tablet.row_set(before).locate(pages, keys, None)
+            if len(rows) == 0:
+                continue
+            if before.kind == ROWS:
+                found[before.id] = rows
+            if _replaces(before):
+                keys = keys.without(core.Rows.from_arrow(positions))
+                if keys.n == 0:
+                    return found
+                low, high = keys.key(0), keys.key(keys.n - 1)
+        deletes = supersede(tablet, state, keys, self._commit_ts)
+        return found | {id: rows for id, (rows, _) in deletes.items()}
 
 
 def _in_order(infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:

@@ -10,7 +10,6 @@ from txnkv.tables.tablets.merging import (
     keys_between,
     keys_of,
     merged,
-    rows_of,
 )
 from txnkv.tables.tablets.row_set import RowSet, RowSetRetired, until_there
 from txnkv.tables.tablets.row_set_format import (

@@ -233,24 +233,6 @@ def keys_between(keys: core.Keys, low: bytes | None, high: bytes | None) -> core
     return keys.slice(first, max(last - first, 0))
 
 
-def rows_of(tablet: Tablet, info: RowSetInfo, keys: core.Keys) -> pa.UInt32Array:
-    """Numbers of the rows of a row set that have one of `keys`, strictly ascending."""
-    found: list[pa.Array] = [pa.nulls(0, pa.uint32())]
-    if keys.n == 0 or not info.overlaps(keys.key(0), keys.key(keys.n - 1)):
-        return found[0]
-    row_set = tablet.row_set(info)
-    low, high = keys.key(0), keys.key(keys.n - 1) + b"\0"
-    with tablet.read() as pages:
-        blocks = row_set.header(pages).blocks
-        for number in row_set.blocks_between(pages, low, high):
-            block = blocks[number]
-            some = keys_between(keys, block.first, block.last)
-            _, rows = row_set.matches(pages, number, some)
-            if len(rows):
-                found.append(pc.add(rows, pa.scalar(block.start, pa.uint32())))
-    return pa.concat_arrays(found)
-
-
 def common_keys(tablet: Tablet, a: RowSetInfo, b: RowSetInfo, limit: int) -> list[bytes]:
     """Up to `limit` keys that are in both of two row sets."""
     low, high = max(a.min_key, b.min_key), min(a.max_key, b.max_key)

@@ -444,14 +444,14 @@ class RowSet(RowSetBlocks):
         return _joined(found)
 
     def locate(
-        self, pages: Pages, keys: core.Keys, snapshot: int | pa.UInt64Array
+        self, pages: Pages, keys: core.Keys, snapshot: int | pa.UInt64Array | None
     ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
         """Find those of `keys` (strictly ascending) that a snapshot sees here.
 
         Args:
             pages: a read.
             keys: what to look for.
-            snapshot: one for all keys, or one for each.
+            snapshot: one for all keys, or one for each; None for all rows, whatever their stamps.
 
         Returns:
             Positions of keys, ascending, and the number in the row set of the row of each.
@@ -460,8 +460,11 @@ class RowSet(RowSetBlocks):
         numbers: list[pa.Array] = []
         blocks = self.header(pages).blocks
         for number, start, some in self._promising(pages, keys):
-            at = snapshot if isinstance(snapshot, int) else snapshot.slice(start, some.n)
-            positions, rows = self._seen_matches(pages, number, some, at)
+            if snapshot is None:
+                positions, rows = self.matches(pages, number, some)
+            else:
+                at = snapshot if isinstance(snapshot, int) else snapshot.slice(start, some.n)
+                positions, rows = self._seen_matches(pages, number, some, at)
             if len(rows):
                 found.append(_raised(positions, start))
                 numbers.append(_raised(rows, blocks[number].start))
