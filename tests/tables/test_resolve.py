@@ -19,6 +19,7 @@ from txnkv import core
 from txnkv.storage import new_rlock
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
+from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.tablet import Tablet
@@ -178,6 +179,25 @@ def test_rows_written_many_times_are_looked_for_once_each_time(
     assert len(looked) <= 6 * n
     live = [info.live_rows for info in infos(client, tablet)]
     assert sum(live) == len(last)
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_a_write_knows_of_the_row_sets_alone_that_may_have_its_keys(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    built = count(monkeypatch, manifest, "_info")
+    txn = begin(client)
+    for k in range(n):
+        write(txn, "insert", [2 * k, 2 * k + 1])
+    assert not built
+    write(txn, "upsert", range(1, 4), "again ")
+    assert len(built) == 2
+    txn.write("t", pa.table({"id": [3, 2 * n], "v": ["kept", "new"]}), "insert_ignore")
+    txn.write("t", pa.table({"id": pa.array([], pa.int64()), "v": pa.array([], pa.string())}))
+    write(txn, "delete", [0])
+    txn.commit()
+    after = {i: str(i) for i in range(4, 2 * n)} | {i: f"again {i}" for i in range(1, 4)}
+    assert seen(table) == after | {2 * n: "new"}
 
 
 def count(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> list[str]:

@@ -343,14 +343,24 @@ def staged(
     tablet_id: int,
     attempt: str | None = None,
     upto: Upto | None = None,
+    within: tuple[bytes, bytes] | None = None,
 ) -> list[RowSetInfo]:
-    """Row sets of an open transaction that count, and those of `attempt`; up to a point of it."""
+    """Row sets of an open transaction that count, and those of `attempt`.
+
+    Args:
+        upto: a point of the transaction: those before it alone.
+        within: a lowest and a highest key: those that may have keys between them alone.
+    """
+    asked: tuple[Any, ...] = (txn_id, tablet_id, STAGED, attempt)
+    meet = ""
+    if within is not None:
+        asked, meet = (*asked, *within), "AND r.max_key >= ? AND r.min_key <= ? "
     found = [
         _info(values)
         for values in cur.execute(
             f"SELECT {_COLUMNS} FROM row_sets r WHERE r.txn_id = ? AND r.tablet_id = ? "
-            "AND r.state = ? AND (r.counts OR r.attempt = ?) ORDER BY r.staged_seq",
-            (txn_id, tablet_id, STAGED, attempt),
+            f"AND r.state = ? AND (r.counts OR r.attempt = ?) {meet}ORDER BY r.staged_seq",
+            asked,
         )
     ]
     return found if upto is None else [info for info in found if upto.has(info)]
