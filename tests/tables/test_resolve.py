@@ -182,7 +182,7 @@ def test_rows_written_many_times_are_looked_for_once_each_time(
 
 
 @pytest.mark.parametrize("n", [10, 40])
-def test_a_write_knows_of_the_row_sets_alone_that_may_have_its_keys(
+def test_a_write_and_a_get_know_of_the_row_sets_alone_that_may_have_its_keys(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     built = count(monkeypatch, manifest, "_info")
@@ -192,6 +192,8 @@ def test_a_write_knows_of_the_row_sets_alone_that_may_have_its_keys(
     assert not built
     write(txn, "upsert", range(1, 4), "again ")
     assert len(built) == 2
+    assert [txn.get("t", key)["v"] for key in (3, 4)] == ["again 3", "4"]
+    assert len(built) == 5
     txn.write("t", pa.table({"id": [3, 2 * n], "v": ["kept", "new"]}), "insert_ignore")
     txn.write("t", pa.table({"id": pa.array([], pa.int64()), "v": pa.array([], pa.string())}))
     write(txn, "delete", [0])

@@ -221,10 +221,16 @@ def committed(
     return tablet.look(look)
 
 
-def _asked(tables: Tables, tablet: Tablet, view: ReadView, ask: Ask[T]) -> T:
+def _asked(
+    tables: Tables,
+    tablet: Tablet,
+    view: ReadView,
+    ask: Ask[T],
+    within: tuple[bytes, bytes] | None = None,
+) -> T:
     def look() -> T:
         if view.txn_id is not None:
-            seen = view.of(tables, tablet)
+            seen = view.of(tables, tablet, within)
             return committed(tablet, seen.state, ask, seen.staged)
         epoch = EPOCH[0]  # what changes from here on is seen, or makes a new one
         state = tablet.state(view.snapshot)
@@ -255,7 +261,10 @@ def _found(
         found = published.layers.find(own, keys, rows, view.snapshot, load)
         return found.present(), found.rows(tablet.memory_rows.since, tablet.memory_rows.row)
 
-    return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
+    if view.txn_id is None:
+        return _asked(tables, tablet, view, ask)
+    within = (keys.key(0), keys.key(0)) if keys.n == 1 else None
+    return _asked_stored(tables, tablet, view, ask, within)
 
 
 def find_rows(
