@@ -88,23 +88,25 @@ _COUNT: Final = struct.Struct("<Q")
 
 
 def count_unacknowledged(
-    topics: Topics, partition: Partition, cursor: Cursor, first: int, last: int
+    topics: Topics, partition: Partition, cursor: Cursor, first: int, last: int, isolation: str
 ) -> int:
     """Offsets in [first, last) that are not deleted, from the first message of each range of them
-    on: 0 when all messages are deleted. All of it is decided, and in the log.
+    on: 0 when all messages are deleted. All of it is in the log, and decided for "read_committed".
     """
+    if last <= cursor.mark:
+        return 0
     left = Ranges([(max(first, cursor.mark), last)])
     left.difference_update(cursor.deleted)
-    return sum(last - at for at, last in _begun_with_messages(topics, partition, left))
+    return sum(last - at for at, last in _begun_with_messages(topics, partition, left, isolation))
 
 
 def _begun_with_messages(
-    topics: Topics, partition: Partition, ranges: Iterable[tuple[int, int]]
+    topics: Topics, partition: Partition, ranges: Iterable[tuple[int, int]], isolation: str
 ) -> Iterator[tuple[int, int]]:
     """Ranges, ascending, each from its first message on, and without those that have none: markers
-    and aborted ones are none. What is read at a time answers all the ranges that lie in it.
+    are none, and aborted ones. What is read at a time answers all the ranges that lie in it.
     """
-    reader = OffsetReader(topics, partition, 0, "read_committed", _LITTLE)
+    reader = OffsetReader(topics, partition, 0, isolation, _LITTLE)
     offsets: Sequence[Any] = ()  # of the messages below the reader's position
     for first, last in ranges:
         if reader.position < first:
@@ -132,7 +134,9 @@ def unacknowledged_in(topics: Topics, partition: Partition, first: int, last: in
     for info in subscriptions:
         with topics.store.status.read() as cur:
             cursor = ack_rows.load_cursors(cur, info.id).get(partition.id)
-        left = 0 if cursor is None else count_unacknowledged(topics, partition, cursor, first, last)
+        if cursor is None:
+            continue
+        left = count_unacknowledged(topics, partition, cursor, first, last, info.isolation)
         if left:
             found.append((info, left))
     return found

@@ -65,6 +65,27 @@ def test_lag_is_0_when_all_is_done(acks: Acks) -> None:
     assert acks.sub.lag() == {0: 0}
 
 
+@pytest.mark.parametrize("reads", [{"order": "commit"}, {"isolation": "read_uncommitted"}])
+def test_lag_counts_what_is_given_behind_an_open_transaction(
+    client: txnkv.Client, reads: dict[str, Any]
+) -> None:
+    """It was 0, and then they were received."""
+    topic = client.create_topic("numbers")
+    open_one = client.new_transaction()
+    open_one.send(topic, b"open")
+    open_one.serialize()
+    with client.transaction() as txn:
+        for number in range(3):
+            txn.send(topic, b"%d" % number)
+    with topic.subscribe("s", **reads) as sub:
+        assert sub.lag() == {0: 4}
+        sub.ack([each for each in sub.receive_many(4) if each.value != b"open"])
+        assert sub.lag() == {0: 1}
+        open_one.rollback()
+        if reads == {"order": "commit"}:
+            assert sub.lag() == {0: 0}
+
+
 @pytest.fixture
 def mixed(client: txnkv.Client) -> txnkv.Topic:
     """A topic of messages, large ones, markers and what was aborted, all in short batches."""
@@ -83,13 +104,14 @@ def mixed(client: txnkv.Client) -> txnkv.Topic:
     return client.topic("mixed")
 
 
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @given(seed=st.integers(0, 1 << 30), mark=st.integers(0, 300), last=st.integers(0, 300))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_left_counts_from_the_first_message_of_each_gap_on(
-    client: txnkv.Client, mixed: txnkv.Topic, seed: int, mark: int, last: int
+    client: txnkv.Client, mixed: txnkv.Topic, isolation: Any, seed: int, mark: int, last: int
 ) -> None:
     partition, end = partition_of(client, mixed), mixed.end_offsets()[0]
-    with mixed.consumer() as consumer:
+    with mixed.consumer(isolation=isolation) as consumer:
         messages = offsets(consumer)
     chosen, last = random.Random(seed), min(last, end)
     at = [chosen.randint(mark, end + 20) for _ in range(chosen.choice([0, 1, 10, 100]))]
@@ -99,7 +121,7 @@ def test_what_is_left_counts_from_the_first_message_of_each_gap_on(
         (next((at for at in messages if first <= at < last), last), last) for first, last in left
     ]
     cursor = Cursor(mark, deleted)
-    found = count_unacknowledged(internals.topics(client), partition, cursor, 0, last)
+    found = count_unacknowledged(internals.topics(client), partition, cursor, 0, last, isolation)
     assert found == sum(last - first for first, last in begun)
 
 

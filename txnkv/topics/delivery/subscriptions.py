@@ -275,9 +275,13 @@ class Subscriptions:
                 continue
             cursor = found.get(partition.id, Cursor(0))
             ends = bounds(self._topics, partition)
-            end = ends.high_watermark if info.reads_otherwise else ends.last_stable_offset
-            lag[partition.number] = retention.count_unacknowledged(
-                self._topics, partition, cursor, ends.start, end
+            stable = ends.last_stable_offset
+            spans = [(ends.start, stable, info.isolation)]
+            if info.reads_otherwise:  # what is given behind it may be of open transactions
+                spans.append((stable, ends.high_watermark, "read_uncommitted"))
+            lag[partition.number] = sum(
+                retention.count_unacknowledged(self._topics, partition, cursor, *span)
+                for span in spans
             )
         return lag
 
