@@ -26,6 +26,7 @@ from tools.topic_writing import Writer
 from txnkv import core
 from txnkv.topics import key_compaction
 from txnkv.topics.messages.message import cut_messages
+from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write.append import AppendAttempt, append
 
@@ -108,9 +109,7 @@ class CompactionMachine(RuleBasedStateMachine):
             }
         )
         batches = [
-            core.encode_batch(
-                part, timestamp=key_compaction.now_micros(), txn_id=row.txn_id, chunk=chunk
-            )
+            core.encode_batch(part, timestamp=now_micros(), txn_id=row.txn_id, chunk=chunk)
             for part, chunk in cut_messages(messages, LARGE)
         ]
         append(self.writer.engine, row, self.writer.partitions[0], batches, AppendAttempt())
