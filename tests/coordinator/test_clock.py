@@ -9,7 +9,14 @@ import pytest
 
 import txnkv
 from tests import internals
-from txnkv.coordinator.ids import EPOCH, MAX_JUMP, Timestamp, latest_snapshot, next_timestamp
+from txnkv.coordinator.ids import (
+    EPOCH,
+    MAX_JUMP,
+    Timestamp,
+    aging_micros,
+    latest_snapshot,
+    next_timestamp,
+)
 from txnkv.coordinator.status_schema import one
 from txnkv.storage.clocks import clock
 
@@ -64,6 +71,15 @@ def test_a_jump_is_refused_when_it_is_made(client: Any, table: Any, now: Any) ->
     with client.transaction() as txn:
         txn.insert(table, (4, None))
     assert table.count() == 3
+
+
+def test_a_store_without_a_timestamp_refuses_no_clock(world: Any, now: Any) -> None:
+    """One that is made more than ten years behind the epoch."""
+    now.ahead = MAX_JUMP / 1e6
+    with world.store.status.write() as cur:
+        cur.execute("UPDATE clock_row SET last_timestamp = 0")
+        assert one(cur, "SELECT last_timestamp FROM clock") == (0,)
+        assert aging_micros(cur) > MAX_JUMP
 
 
 def _aging(client: Any, snapshot: Timestamp) -> dict[str, int]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -86,11 +87,12 @@ def test_values_of_every_type_are_found_where_they_are(
         lambda where: table.scan(where=where).to_arrow().to_pylist(),
         lambda where: [table.count(where=where)],
     ]
-    found = [_outcome(lambda: read(where)) for where in wheres for read in reads]  # noqa: B023
+    asked = [partial(read, where) for where in wheres for read in reads]
+    found = list(map(_outcome, asked))
     assert found[0] == [repr({"k": values[0], "n": 0})]
     for module in (scan, lookup):
         monkeypatch.setattr(module, "tablets_for", lambda table, filter, tablets, **_: tablets)
-    assert found == [_outcome(lambda: read(where)) for where in wheres for read in reads]  # noqa: B023
+    assert found == list(map(_outcome, asked))
 
 
 PAIR = [HASH(["a", "b"], 40)]

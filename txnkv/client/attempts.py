@@ -371,6 +371,12 @@ def require_done(result: Any, txn: object, advice: str = ADVICE) -> None:
     )
 
 
+_WIDE: Final = (type, ModuleType, FrameType)
+"""Values from which everything is reached."""
+
+_FEW: Final = 10_000
+
+
 def _reaches(given: list[Any], txn: object) -> bool:
     """Tell whether a transaction is among values, or a few steps inside of them: arguments of a
     decorated function, an attribute of a `self`.
@@ -380,12 +386,6 @@ def _reaches(given: list[Any], txn: object) -> bool:
             return True
         given = gc.get_referents(*(each for each in given if not isinstance(each, _WIDE)))[:_FEW]
     return False
-
-
-_WIDE: Final = (type, ModuleType, FrameType)
-"""Values from which everything is reached."""
-
-_FEW: Final = 10_000
 
 
 def has_committed(outcome: Callable[[int], TxnState], unknown: CommitOutcomeUnknownError) -> bool:

@@ -173,7 +173,7 @@ def aging_micros(cur: apsw.Cursor) -> int:
     """
     (last,) = one(cur, "SELECT last_timestamp FROM clock")
     now, then = clock.now_micros(), Timestamp(last).micros
-    return then if now - then > MAX_JUMP else now
+    return then if last and now - then > MAX_JUMP else now
 
 
 def repair_clock(cur: apsw.Cursor) -> Timestamp:

@@ -213,8 +213,8 @@ _FORKED_UNCLOSED = (
     "start processes with spawn"
 )
 _FORKED_BESIDE_THREADS = (
-    "this process was forked while a client or server of another host's address was open, whose "
-    "threads did not come along: connect in a process that was spawned, or forked before"
+    "this process was forked beside a Server, or a client of one, that was open, and whose threads "
+    "did not come along: open it in a process that was spawned, or forked before"
 )
 _FORKED_BUSY = (
     f"this process was forked while txnkv operations of other threads had run for "

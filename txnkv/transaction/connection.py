@@ -261,16 +261,18 @@ def ending_joined(connection: Connection | None = None) -> Iterator[None]:
     """
     try:
         with ExitStack() as stack:
-            for txn, joined in _take_joined(connection):
+            for txn, joined in _joined(connection):
                 stack.callback(joined.write_out, txn)
     finally:
         yield
 
 
-def _take_joined(connection: Connection | None) -> list[tuple[Any, JoinedTxn]]:
+def _joined(connection: Connection | None) -> list[tuple[Any, JoinedTxn]]:
+    """Those of a client, which has none from then on; or all, which may be given more yet."""
     with _joining:
-        of_all = list(_JOINED.items())
-        found = [each for each in of_all if connection in (None, each[1].connection())]
+        if connection is None:
+            return list(_JOINED.items())
+        found = [each for each in _JOINED.items() if each[1].connection() is connection]
         for txn, _ in found:
             del _JOINED[txn]
     return found
@@ -324,7 +326,7 @@ class Connection:
         self.claiming = new_lock()
 
     def _forget(self) -> None:
-        for txn, joined in _take_joined(self):
+        for txn, joined in _joined(self):
             joined.drop(txn)
 
     @property

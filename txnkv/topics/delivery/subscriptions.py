@@ -265,7 +265,8 @@ class Subscriptions:
 
     def lag(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
         """Offsets that are decided and not deleted, by partition number, from the first message
-        among them on: 0 when all messages are deleted. Partitions may be left out.
+        among them on: 0 when all messages are deleted; of one with an order or isolation of its
+        own, those behind an open transaction too, decided or not. Partitions may be left out.
         """
         with self._store.status.read() as cur:
             found = ack_rows.load_cursors(cur, info.id)
