@@ -2,6 +2,8 @@
 
 import copy
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -34,6 +36,10 @@ needs a C compiler and Python's headers:
     macOS              xcode-select --install
 
 What failed: """
+NO_GIL = """
+
+txnkv needs a CPython with the global interpreter lock, and this is another one: {}.
+Use 3.11 or later without a "t" behind the version (python3.13, not python3.13t)."""
 
 
 class BuildPackages(build_py):
@@ -51,6 +57,8 @@ class BuildCore(build_ext):
     """A build that says what it needs."""
 
     def run(self) -> None:
+        if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+            raise CompileError(NO_GIL.format(sys.version.partition("\n")[0]))
         try:
             super().run()
         except (CompileError, ExecError, LinkError, PlatformError) as error:

@@ -41,6 +41,23 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
 
 
+def test_without_the_gil_it_says_which_python_to_use() -> None:
+    code = (
+        "import runpy, sys, sysconfig\n"
+        "own = sysconfig.get_config_var\n"
+        "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or own(name)\n"
+        "sys.argv = ['setup.py', '-q', 'build_ext']\n"
+        "runpy.run_path('setup.py', run_name='__main__')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert 'without a "t" behind the version' in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_extensions_built_at_the_same_time_share_no_object(tmp_path: Path) -> None:
     """An object was written by both, and a wheel was linked with one that was not whole."""
     compiler = tmp_path / "cc"
