@@ -219,6 +219,31 @@ def test_transactions_of_a_participant(world: Any) -> None:
         assert status_table.transactions_of(cur, "book", [1, 2]) == []
 
 
+def test_decided_are_those_between_commit_point_and_their_end(world: Any) -> None:
+    """None of those that are open is looked at: ending many would cost the square of them."""
+    first, second = world.begin(1, 2), world.begin(2)
+    open_ones = [world.begin(2) for _ in range(300)]
+    steps = 0
+
+    def step() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    with world.store.status.write() as cur:
+        for txn_id, stamp in ((second, 70), (first, 80)):
+            assert status_table.move(cur, txn_id, OPEN, COMMITTING)
+            assert status_table.move(cur, txn_id, COMMITTING, FINALIZING, commit_ts=stamp)
+    with world.store.status.read() as cur:
+        cur.connection.set_progress_handler(step, 1)
+        assert status_table.decided(cur, "page", [2, 1], 80) == [(70, second), (80, first)]
+        cur.connection.set_progress_handler(None)
+        assert status_table.decided(cur, "page", [2], 79) == [(70, second)]
+        assert status_table.decided(cur, "page", [9], 80) == []
+        assert status_table.decided(cur, "book", [2], 80) == []
+    assert steps < len(open_ones)
+
+
 def test_begin_is_lazy(world: Any) -> None:
     """The OPEN row is written when somebody else needs it; begin alone writes a range of ids."""
     world.row()

@@ -406,6 +406,25 @@ def transactions_of(cur: apsw.Cursor, kind: str, ids: Iterable[int]) -> list[int
     return sorted(found)
 
 
+def decided(
+    cur: apsw.Cursor, kind: str, ids: Iterable[int], upto: Timestamp
+) -> list[tuple[Timestamp, int]]:
+    """Commit timestamps, ascending, and ids of transactions that committed at or below `upto`, have
+    one of these participants, and are not finalized in all of theirs.
+    """
+    found: set[tuple[Timestamp, int]] = set()
+    for id in ids:
+        found.update(
+            cur.execute(
+                "SELECT t.commit_ts, t.txn_id FROM transactions t "
+                "JOIN participants p USING (txn_id) WHERE p.kind = ? AND p.id = ? "
+                "AND t.state = ? AND t.state NOT IN (2, 4) AND t.commit_ts <= ?",
+                (kind, id, int(TxnState.FINALIZE_IN_PROGRESS), upto),
+            )
+        )
+    return sorted(found)
+
+
 def set_participants(
     cur: apsw.Cursor,
     txn_id: int,

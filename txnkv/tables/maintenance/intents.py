@@ -95,17 +95,7 @@ def _decided(
     tablets at or below `upto` and are not finalized in all of theirs.
     """
     with tables.store.status.read() as cur:
-        rows = [
-            status_table.get(cur, txn_id)
-            for txn_id in status_table.transactions_of(cur, KIND, tablet_ids)
-        ]
-    return sorted(
-        (row.commit_ts, row.txn_id)
-        for row in rows
-        if row.state is TxnState.FINALIZE_IN_PROGRESS
-        and row.commit_ts is not None
-        and row.commit_ts <= upto
-    )
+        return status_table.decided(cur, KIND, tablet_ids, upto)
 
 
 def supersede(
