@@ -121,6 +121,24 @@ def test_who_adds_faster_than_the_disk_takes_waits(
     assert table.count() == 60
 
 
+def test_where_no_thread_is_to_be_had_who_adds_flushes(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that has taken its row says so: who repeats one that raised has it twice."""
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 5)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    session = client.new_session("auto_background")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for id in range(60):
+        session.insert(table, (id, None))
+    assert 0 < table.count() <= 60
+    session.close()
+    assert table.count() == 60
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_commit_tells_what_nobody_was_told(
     client: txnkv.Client, table: txnkv.Table, mode: str

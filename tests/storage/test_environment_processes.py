@@ -261,6 +261,11 @@ def test_no_memory_names_what_limits_it(tmp_path: Path) -> None:
     assert "spark.executor.pyspark.memory" in str(error)
 
 
+def test_no_thread_for_a_copy_is_told_as_such(tmp_path: Path) -> None:
+    error = lmdb_error(OSError(errno.EAGAIN, "mdb_env_copy3"), tmp_path)
+    assert "ulimit -u" in str(error)
+
+
 def test_input_output_error_with_room_on_the_disk_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"x")
     assert isinstance(lmdb_error(OSError(errno.EIO, "x"), tmp_path), UnavailableError)

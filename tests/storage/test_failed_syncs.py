@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.storage.conftest import SCHEMA
-from txnkv.errors import UnavailableError
+from txnkv.errors import StorageFullError, UnavailableError
 from txnkv.storage import GATE, Store
 
 
@@ -74,6 +74,25 @@ def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
         wait()
     assert status._wal.size == 0  # it was moved into the database
     assert store.runtime.all_synced()
+
+
+def test_a_checkpoint_that_fails_again_and_again_is_told_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer, full = store.status._checkpointer, StorageFullError("no room")
+
+    def run(*, cut: bool) -> None:
+        raise full
+
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpointer, "run", run)
+        for _ in range(5):
+            checkpointer.after_write(full=True)
+    assert caplog.text.count("no room") == 1
+    checkpointer.after_write(full=True)  # one that succeeds
+    monkeypatch.setattr(checkpointer, "run", run)
+    checkpointer.after_write(full=True)
+    assert caplog.text.count("no room") == 2
 
 
 def test_what_a_backup_has_is_durable_in_the_store(store: Store, tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
         return no_descriptor(path)
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
+    if code == errno.EAGAIN:  # LMDB's copy has a thread of its own
+        return no_thread(error)
     if code == errno.ENOMEM:
         return UnavailableError(
             f"no memory for {path}: {error}. Each part of a store maps 64 GiB of address space, of "
@@ -286,7 +288,7 @@ def no_descriptor(path: Path) -> UnavailableError:
     )
 
 
-def no_thread(error: RuntimeError) -> UnavailableError:
+def no_thread(error: BaseException) -> UnavailableError:
     """The error where the machine gives no thread, or the interpreter ends."""
     return UnavailableError(
         f"no thread could be started ({error}): this user or container has as many as it may. "

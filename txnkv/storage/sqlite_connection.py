@@ -565,9 +565,14 @@ class Checkpointer:
         except ClosedError:
             pass
         except TxnkvError as error:
-            _LOG.warning("checkpoint of %s failed: %s", self._path, error)
+            self._note_failed(error)
         finally:
             self._thread = None
+
+    def _note_failed(self, error: TxnkvError) -> None:
+        if not self._told:  # once, until one succeeds
+            self._told = True
+            _LOG.warning("checkpoint of %s failed: %s", self._path, error)
 
     def _relieve(self) -> None:
         before = self.wal_bytes
@@ -575,7 +580,7 @@ class Checkpointer:
             self.run(cut=True)
         except TxnkvError as error:
             # The commit is done; that the WAL could not be cut is no failure of it.
-            _LOG.warning("checkpoint of %s failed: %s", self._path, error)
+            self._note_failed(error)
         self.limit = max(WAL_LIMIT_BYTES, 2 * before if self.wal_bytes else 0)
 
 

@@ -25,7 +25,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     require_number,
 )
-from txnkv.storage import shielded_unless
+from txnkv.storage import done_here, shielded_unless
 from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, nothing, write_buffer
 from txnkv.topics import SubscriptionInfo
 from txnkv.transaction.connection import (
@@ -404,7 +404,9 @@ class Background:
             else:
                 self._start_timer(session)
             flushing = self._flushing
-        if full and flushing is not None:
+        if full and flushing is None:  # no thread is to be had
+            self._flushing = done_here(self._flush, session)
+        elif full and flushing is not None:
             flushing.exception()
 
     def wait(self, session: Buffered) -> None:
@@ -469,7 +471,9 @@ class Background:
         last = self._flushing
         if last is not None and not (last.done() and last.exception() is None):
             return  # it looks again when it has done what it has, or the next call tells of it
-        self._flushing = self._source.pool.submit(self._flush, session)
+        self._flushing = None
+        with suppress(RuntimeError):  # as with the timer
+            self._flushing = self._source.pool.submit(self._flush, session)
 
     def _flush(self, session: Buffered) -> None:
         while True:
