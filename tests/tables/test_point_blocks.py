@@ -142,6 +142,7 @@ def test_a_map_that_has_moved(client: txnkv.Client, table: txnkv.Table) -> None:
     look(table, dict.fromkeys(range(ROWS), 1))
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_small_blocks_are_copied(client: txnkv.Client, table: txnkv.Table) -> None:
     """They share pages, which LMDB does rewrite."""
     (tablet,) = internals.tables(client).tablets(table.info)

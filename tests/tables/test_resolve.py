@@ -202,6 +202,32 @@ def test_a_write_and_a_get_know_of_the_row_sets_alone_that_may_have_its_keys(
     assert seen(table) == after | {2 * n: "new"}
 
 
+@pytest.mark.parametrize("n", [10, 40])
+def test_row_sets_of_few_rows_that_lie_apart_are_looked_into_once(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """Their key ranges all meet: each write looked into all before it."""
+    txn = begin(client)
+    for k in range(n):
+        write(txn, "insert", [k, 1000 - k])
+    built = count(monkeypatch, manifest, "_info")
+    write(txn, "upsert", [3, 500, 997], "again ")
+    assert len(built) <= 2  # the last one was not looked into before
+    assert [txn.get("t", key)["v"] for key in (3, 4, 500)] == ["again 3", "4", "again 500"]
+    found = txn.get_many("t", [500, 5, 997, 600])["v"].to_pylist()
+    assert found == ["again 500", "5", "again 997", None]
+    write(txn, "delete", [3, 995])
+    write(txn, "insert", [3], "new ")
+    built.clear()
+    write(txn, "update", [3, 4], "last ")
+    assert len(built) <= 5
+    txn.commit()
+    after = {i: str(i) for k in range(n) for i in (k, 1000 - k)} | {997: "again 997"}
+    after |= {500: "again 500", 3: "last 3", 4: "last 4"}
+    del after[995]
+    assert seen(table) == after
+
+
 def count(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> list[str]:
     calls, real = [], getattr(of, name)
 

@@ -549,6 +549,7 @@ class _Search:
         row_set = self._tablet.row_set(info)
         done: list[pa.Array] = []
         with self._tablet.read(once=self._is_large(info)) as pages:
+            row_set.note_few(pages)
             if info.kind != TOMBSTONES:
                 for positions, columns, stamps in self._rows(pages, row_set, step.before):
                     yield self._found(positions, columns, stamps, own)

@@ -33,6 +33,7 @@ from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     BLOOM,
     COLUMNS,
+    FEW_KEYS,
     INSERTS,
     KEYS,
     TOMBSTONES,
@@ -44,6 +45,7 @@ from txnkv.tables.tablets import (
     TabletState,
     TabletView,
     first_stamp,
+    manifest,
     until_there,
 )
 
@@ -226,11 +228,11 @@ def _asked(
     tablet: Tablet,
     view: ReadView,
     ask: Ask[T],
-    within: tuple[bytes, bytes] | None = None,
+    sought: manifest.Sought | None = None,
 ) -> T:
     def look() -> T:
         if view.txn_id is not None:
-            seen = view.of(tables, tablet, within)
+            seen = view.of(tables, tablet, sought)
             return committed(tablet, seen.state, ask, seen.staged)
         epoch = EPOCH[0]  # what changes from here on is seen, or makes a new one
         state = tablet.state(view.snapshot)
@@ -263,8 +265,8 @@ def _found(
 
     if view.txn_id is None:
         return _asked(tables, tablet, view, ask)
-    within = (keys.key(0), keys.key(0)) if keys.n == 1 else None
-    return _asked_stored(tables, tablet, view, ask, within)
+    sought = tablet.sought(keys) if keys.n <= FEW_KEYS else None  # in no order
+    return _asked_stored(tables, tablet, view, ask, sought)
 
 
 def find_rows(

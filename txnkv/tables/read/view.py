@@ -69,12 +69,12 @@ class ReadView:
             return replace(self, upto=manifest.upto_now(cur, self.txn_id))
 
     def of(
-        self, tables: Tables, tablet: Tablet, within: tuple[bytes, bytes] | None = None
+        self, tables: Tables, tablet: Tablet, sought: manifest.Sought | None = None
     ) -> TabletView:
         """Return the part of a tablet that this view sees.
 
         Args:
-            within: as `manifest.staged`, of the own row sets.
+            sought: as `manifest.staged`, of the own row sets.
 
         Raises:
             TxnNotFoundError, InvalidTxnStateError: the transaction is not OPEN.
@@ -85,7 +85,7 @@ class ReadView:
             with tables.store.status.read() as cur:
                 # Aborted by another process, it would read as if it had written nothing.
                 status_table.get_open(cur, self.txn_id, "read")
-                staged = manifest.staged(cur, self.txn_id, tablet.id, None, self.upto, within)
+                staged = manifest.staged(cur, self.txn_id, tablet.id, None, self.upto, sought)
         state = tablet.state(self.snapshot)
         require_history(tables, tablet, self.snapshot)
         own = None if self.own is None else self.own.memory(tablet.id)

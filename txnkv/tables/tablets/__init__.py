@@ -11,7 +11,7 @@ from txnkv.tables.tablets.merging import (
     keys_of,
     merged,
 )
-from txnkv.tables.tablets.row_set import RowSet, RowSetRetired, until_there
+from txnkv.tables.tablets.row_set import FEW_KEYS, RowSet, RowSetRetired, until_there
 from txnkv.tables.tablets.row_set_format import (
     BLOOM,
     COLUMNS,

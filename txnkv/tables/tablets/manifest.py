@@ -18,7 +18,7 @@ transaction of theirs, which also gives the manifest a new version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -337,24 +337,34 @@ def upto_now(cur: apsw.Cursor, txn_id: int) -> Upto:
     return Upto(sequence(cur), jobs.not_ended(cur, txn_id))
 
 
+class Sought(NamedTuple):
+    """Keys that are looked for: the lowest, the highest, and a function that tells of a row set, by
+    its id, that it is known to have none of them.
+    """
+
+    low: bytes
+    high: bytes
+    lacks: Callable[[int], bool]
+
+
 def staged(
     cur: apsw.Cursor,
     txn_id: int,
     tablet_id: int,
     attempt: str | None = None,
     upto: Upto | None = None,
-    within: tuple[bytes, bytes] | None = None,
+    sought: Sought | None = None,
 ) -> list[RowSetInfo]:
     """Row sets of an open transaction that count, and those of `attempt`.
 
     Args:
         upto: a point of the transaction: those before it alone.
-        within: a lowest and a highest key: those that may have keys between them alone.
+        sought: those that may have some of these keys alone.
     """
     asked: tuple[Any, ...] = (txn_id, tablet_id, STAGED, attempt)
     meet = ""
-    if within is not None:
-        asked, meet = (*asked, *within), "AND r.max_key >= ? AND r.min_key <= ? "
+    if sought is not None:
+        asked, meet = (*asked, sought.low, sought.high), "AND r.max_key >= ? AND r.min_key <= ? "
     found = [
         _info(values)
         for values in cur.execute(
@@ -362,6 +372,7 @@ def staged(
             f"AND r.state = ? AND (r.counts OR r.attempt = ?) {meet}ORDER BY r.staged_seq",
             asked,
         )
+        if sought is None or not sought.lacks(values[0])
     ]
     return found if upto is None else [info for info in found if upto.has(info)]
 

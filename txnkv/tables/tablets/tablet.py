@@ -38,7 +38,7 @@ from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.tablets.memory import CommittedMemory
-from txnkv.tables.tablets.row_set import RowSet
+from txnkv.tables.tablets.row_set import FEW_KEYS, RowSet
 from txnkv.tables.tablets.tablet_files import TabletFiles
 
 EVERY_STAMP: Final = int(MAX_TIMESTAMP)
@@ -335,6 +335,18 @@ class Tablet(TabletFiles):
         elif found.info is not info:
             found.adopt(info)
         return found
+
+    def sought(self, keys: core.Keys) -> manifest.Sought:
+        """Keys (at least one; more than `FEW_KEYS` ascending) to look for in own row sets."""
+        if keys.n > FEW_KEYS:
+            return manifest.Sought(keys.key(0), keys.key(keys.n - 1), lambda _: False)
+        few = [keys.key(i) for i in range(keys.n)]
+
+        def lacks(row_set_id: int) -> bool:
+            known = self._row_sets.get(row_set_id)
+            return known is not None and known.few is not None and known.few.isdisjoint(few)
+
+        return manifest.Sought(min(few), max(few), lacks)
 
     def forget(self, row_set_ids: Iterable[int]) -> None:
         for id in row_set_ids:

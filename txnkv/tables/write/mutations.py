@@ -162,17 +162,18 @@ def evaluate(
     Raises:
         InvalidTxnStateError: the view's transaction is not OPEN.
     """
+    parts = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
+    sought = {part.tablet.id: part.tablet.sought(part.rows.keys) for part in parts}
 
     def see(tablet: Tablet) -> TabletView:
         staged: Sequence[RowSetInfo] = ()
         if view.txn_id is not None:
             with tables.store.status.read() as cur:
-                staged = manifest.staged(cur, view.txn_id, tablet.id)
+                staged = manifest.staged(cur, view.txn_id, tablet.id, sought=sought.get(tablet.id))
         own = None if view.own is None else view.own.memory(tablet.id)
         state = tablet.state(view.snapshot)
         return TabletView.of(tablet, view.snapshot, state, own, staged)
 
-    parts = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
     return decide(parts, see, op, outcome, view.reads, tables.indexes(table))
 
 

@@ -225,8 +225,8 @@ def _stage_chunk(
     if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
         before.land()  # columns left out may have their values there
     over = {part.tablet.id: before.over(part) for part in prepared}
-    within = {part.tablet.id: (part.rows.low, part.rows.high) for part in prepared}
-    see, checked = _look_around(tables, context, tablets, over, within)
+    sought = {part.tablet.id: part.tablet.sought(part.rows.keys) for part in prepared}
+    see, checked = _look_around(tables, context, tablets, over, sought)
     fresh = decide(prepared, see, op, outcome, context.reads, indexes)
     if not fresh:
         return before
@@ -260,14 +260,14 @@ def _look_around(
     context: WriteContext,
     tablets: Sequence[Tablet],
     over: Mapping[int, InFlight | None],
-    within: Mapping[int, tuple[bytes, bytes]],
+    sought: Mapping[int, manifest.Sought],
 ) -> tuple[Callable[[Tablet], TabletView], int]:
     """Prepare the look for the keys of a chunk.
 
     Args:
         tablets: that it is written to.
         over: the chunk before, by tablet, where it is not staged yet.
-        within: the lowest and the highest key that are looked for, by tablet, where they are known.
+        sought: the keys that are looked for, by tablet, where they are known.
 
     Returns:
         A function that gives what the writer sees of a tablet; and the sequence number up to which
@@ -281,7 +281,7 @@ def _look_around(
         checked = manifest.sequence(cur)
         own = {
             tablet.id: manifest.staged(
-                cur, row.txn_id, tablet.id, scope.attempt, within=within.get(tablet.id)
+                cur, row.txn_id, tablet.id, scope.attempt, sought=sought.get(tablet.id)
             )
             for tablet in tablets
         }
