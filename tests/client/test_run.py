@@ -14,6 +14,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 
 
 def test_run_returns_the_result(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -207,6 +208,32 @@ def test_threads_on_hot_keys_all_get_through(client: txnkv.Client, table: txnkv.
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(8)))
     assert sum(int(row["v"]) for row in table.scan()) == 200
+
+
+@pytest.mark.parametrize("look", ["get", "get_many", "scan", "serialize", "flush"])
+def test_threads_share_a_transaction(client: txnkv.Client, table: txnkv.Table, look: str) -> None:
+    """Each row and message is in it once, whoever reads or flushes meanwhile; it begins once."""
+    topic = client.create_topic("e")
+    txn = client.new_transaction()
+    looks: dict[str, Callable[[int], object]] = {
+        "get": lambda key: txn.get(table, key),
+        "get_many": lambda key: txn.get_many(table, [key]),
+        "scan": lambda key: txn.scan(table, where=[("id", "=", key)]).to_arrow(),
+        "serialize": lambda _: txn.serialize(),
+        "flush": lambda _: txn.flush(),
+    }
+
+    def work(first: int) -> None:
+        for key in range(first, first + 12):
+            txn.insert(table, (key, None))
+            txn.send(topic, str(key))
+            if key % 3 == 2:
+                looks[look](key)
+
+    at_once(*(partial(work, 12 * n) for n in range(8)))
+    txn.commit()
+    assert [row["id"] for row in table.scan(ordered=True)] == [*range(96)]
+    assert sorted(int(m.value) for m in topic.consumer().poll()) == [*range(96)]
 
 
 def test_run_grows_old_enough_for_its_lock(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -1,13 +1,19 @@
-"""A transaction over a server begins before whatever its client reads, also by a stream."""
+"""A transaction over a server begins before whatever its client reads, also by a stream, and what
+its threads give it while one of them asks goes there once.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import txnkv
+from txnkv.remote import channel
+from txnkv.remote.remote_session import RemoteSession
 
 
 def scanned(_: txnkv.Client, table: txnkv.Table) -> Callable[[], Any]:
@@ -45,3 +51,98 @@ def test_what_is_read_after_the_begin_is_not_overwritten(
     with pytest.raises(txnkv.TransactionConflictError):
         txn.commit()
     assert table.get(1) == {"id": 1, "v": "110"}
+
+
+def _added_meanwhile(txn: Any, name: str, held: Any, do: Callable[[], Any]) -> Any:
+    """Do something; while a function has its value, other threads read, and add row 2. Return what
+    became of the row.
+    """
+    was, told = getattr(held, name), []
+
+    def add() -> None:
+        try:
+            txn.upsert("t", (2, "2"))
+            txn.send("events", b"2")
+            told.append("taken")
+        except txnkv.InvalidTxnStateError:
+            told.append("refused")
+
+    def read() -> None:
+        with suppress(txnkv.InvalidTxnStateError):
+            txn.get("t", 1)
+
+    others = [threading.Thread(target=add), threading.Thread(target=read)]
+
+    def held_up(*args: Any) -> Any:
+        found = was(*args)
+        setattr(held, name, was)
+        for each in others:
+            each.start()
+        for each in others:
+            each.join(0.2)  # those that do not wait for this one have ended
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(held, name, held_up)
+        do()
+    for each in others:
+        each.join()
+    return told[0]
+
+
+@pytest.mark.parametrize("what", ["get", "scan", "serialize"])
+def test_a_row_that_is_added_while_another_thread_asks_is_not_lost(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], what: str
+) -> None:
+    """The answer took it for sent; and what waited went with each request of any thread."""
+    client = remote()
+    txn = client.new_transaction()
+    assert txn.id
+    txn.upsert("t", (1, "1"))
+    txn.send("events", b"1")
+    table, scan = client.table("t"), txn.scan("t")
+    asks: dict[str, Callable[[], object]] = {
+        "get": lambda: txn.get(table, 1),
+        "scan": scan.to_arrow,
+        "serialize": txn.serialize,
+    }
+    assert _added_meanwhile(txn, "unpack", channel, asks[what]) == "taken"
+    txn.commit()
+    assert sorted(row["id"] for row in store.table("t").scan()) == [1, 2]
+    assert sorted(m.value for m in store.topic("events").consumer().poll()) == [b"1", b"2"]
+
+
+def test_a_row_that_is_added_while_a_commit_gathers_them_is_refused_or_committed(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client]
+) -> None:
+    client = remote()
+    txn = client.new_transaction()
+    txn.upsert("t", (1, "1"))
+    txn.send("events", b"1")
+    told = _added_meanwhile(txn, "calls", RemoteSession, txn.commit)
+    there = [1, 2] if told == "taken" else [1]
+    assert [row["id"] for row in store.table("t").scan(ordered=True)] == there
+    assert [int(m.value) for m in store.topic("events").consumer().poll()] == there
+
+
+def test_what_a_commit_that_is_on_its_way_has_is_not_sent_beside_it(
+    store: txnkv.Client, remote: Any
+) -> None:
+    """A session that was closed behind `commit_async` sent its messages a second time."""
+    client = remote()
+    client.new_transaction().commit_async().result()
+    txn = client.new_transaction()
+    session = txn.new_session()
+    session.send("events", b"session")
+    txn.send("events", b"own")
+    with client.committer._sending:
+        committing = txn.commit_async()
+        session.flush()
+        session.close()
+        txn.flush()
+        for ask in (lambda: txn.get("t", 1), txn.serialize):
+            with pytest.raises(txnkv.InvalidTxnStateError, match="being committed"):
+                ask()
+    committing.result()
+    found = store.topic("events").consumer().poll()
+    assert sorted(m.value for m in found) == [b"own", b"session"]

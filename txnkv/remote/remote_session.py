@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeVar, get_args
 
 import pyarrow as pa
@@ -184,11 +184,11 @@ class RemoteSession(RemoteHandle, Session):
     # -- rows and messages -------------------------------------------------------------
 
     def _add(self, table: Any, op: str, row: Any) -> None:
-        self._require_open(op)
-        found = self._table_of(table)
-        if self._txn is not None:
-            found = self._txn.table_then(found)
-        with self._lock:
+        with self._lock:  # or a commit that begins meanwhile would miss it
+            self._require_open(op)
+            found = self._table_of(table)
+            if self._txn is not None:
+                found = self._txn.table_then(found)
             if self._room.limit is not None:
                 self._room.take(())
             values = self._changes.add_row(found, op, row)
@@ -196,7 +196,7 @@ class RemoteSession(RemoteHandle, Session):
         self._after_call()
 
     def _after_call(self) -> None:
-        if self._mode == "auto_sync" or (self._txn is not None and self._txn.ending):
+        if self._mode == "auto_sync" or (self._txn is not None and self._txn.over):
             self.flush()
             return
         if self._changes.size > _REQUEST_BYTES:
@@ -258,23 +258,23 @@ class RemoteSession(RemoteHandle, Session):
         timestamp: Any = None,
         deliver_at: Any = None,
     ) -> None:
-        self._require_open("send")
-        to = self._topic_of(topic)
-        encode = encoder_of(to.info)
-        if encode is not None:
-            try:
-                value = encode(value)
-            except SchemaError:
-                encode = encoder_of(self._connection.topic_info(to.info.name))
-                if encode is None:
-                    raise
-                value = encode(value)
-        count = len(to.info.partitions)
-        if isinstance(partition, int) and partition >= count:
-            count = to.partitions
-        message = pending(value, key, partition, headers, timestamp, count, deliver_at)
-        row = (message,) if isinstance(message, bytes) else message
         with self._lock:
+            self._require_open("send")
+            to = self._topic_of(topic)
+            encode = encoder_of(to.info)
+            if encode is not None:
+                try:
+                    value = encode(value)
+                except SchemaError:
+                    encode = encoder_of(self._connection.topic_info(to.info.name))
+                    if encode is None:
+                        raise
+                    value = encode(value)
+            count = len(to.info.partitions)
+            if isinstance(partition, int) and partition >= count:
+                count = to.partitions
+            message = pending(value, key, partition, headers, timestamp, count, deliver_at)
+            row = (message,) if isinstance(message, bytes) else message
             self._room.take(row)
             self._changes.add_message(to, list(row))
         self._after_call()
@@ -312,10 +312,20 @@ class RemoteSession(RemoteHandle, Session):
             self.flush()
 
     def calls(self) -> list[Call]:
-        """Take what waits, as calls in front of another; `kept` gives it back."""
+        """Return the calls that send what waits, which go in front of another."""
         with self._lock:
             self._tables, self._topics = {}, {}
             return self._changes.calls(self.twin, self)
+
+    def taken(self, held: ExitStack | None = None) -> list[Call]:
+        """Return those calls; until what is held is let go, no other thread has them or adds."""
+        with self._lock:
+            found = self.calls()
+            if found:
+                found[-1].done = lambda _: self.sent()
+                if held is not None:
+                    held.enter_context(self._lock)
+            return found
 
     def sent(self) -> None:
         """All that waited is at the server."""
@@ -325,7 +335,7 @@ class RemoteSession(RemoteHandle, Session):
 
     def _request(self, *calls: Call) -> Any:
         with self._lock:
-            before = self.calls()
+            before = [] if self._is_committed else self.calls()
             if before:
                 before[-1].done = lambda _: self._arrived()
             every = (*before, *calls)
@@ -346,6 +356,11 @@ class RemoteSession(RemoteHandle, Session):
                 self._left = False
                 self._room.empty()
             return found
+
+    @property
+    def _is_committed(self) -> bool:
+        """All that waits is in the hands of its transaction's commit."""
+        return self._txn is not None and bool(self._txn.committing)
 
     def _ask(self, do: Callable[[], T]) -> T:
         return do() if self._txn is None else self._txn.ask(do)
@@ -422,10 +437,11 @@ class RemoteSession(RemoteHandle, Session):
             raise
         finally:
             self._flusher.cancel()
-            self.sent()
             self._closed = True
-            if not self._own:
-                self.channel.drop(self.number)
+            if not self._is_committed:  # else the commit may fail, and be called again
+                self.sent()
+                if not self._own:
+                    self.channel.drop(self.number)
 
     def _require_open(self, what: str) -> None:
         if self._closed:

@@ -11,9 +11,9 @@ client learns from the store after `new_transaction` it learns from after its be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
@@ -124,6 +124,11 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self._connection.claims[name] = claim
 
     @property
+    def committing(self) -> bool:
+        """Its commit, and no other request, takes along all that waits."""
+        return self.ending and not self.over
+
+    @property
     def _known_id(self) -> int:
         """Its id; 0: it is not known, and nothing of it was sent to be committed."""
         return self._spare if self._told is None else self._told[0]
@@ -147,17 +152,17 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return Timestamp(self._about()[2])
 
     def serialize(self, keepalive: bool = False) -> TxnToken:
-        calls = self._waiting_calls()
-        if self._token is None:  # its own, which keeps it alive
-            calls.append(self._serialize_call(True))
-            calls[-1].done = self._keep_token
-        calls.append(self._serialize_call(keepalive))
-        try:
-            found: TxnToken = self.channel.call(*calls)
-        except LostHandleError:
-            if not self._make_again():
-                raise
-            found = self.channel.call(self._serialize_call(keepalive))
+        with self._waiting_calls() as calls:
+            if self._token is None:  # its own, which keeps it alive
+                calls.append(self._serialize_call(True))
+                calls[-1].done = self._keep_token
+            calls.append(self._serialize_call(keepalive))
+            try:
+                found: TxnToken = self.channel.call(*calls)
+            except LostHandleError:
+                if not self._make_again():
+                    raise
+                found = self.channel.call(self._serialize_call(keepalive))
         return found
 
     def _serialize_call(self, keepalive: bool) -> Call:
@@ -218,9 +223,10 @@ class RemoteTransaction(RemoteHandle, Transaction):
                 self._about()  # so that its outcome can be asked for, should the answer be lost
             for session in self._sessions:
                 session.before_commit()
-            calls = self._waiting_calls()
+            self._require_sure()
+            # First: what other threads added until now goes along, and from now on it is refused.
             self.ending = self._commit_called = True
-            return calls
+            return [call for session in self._sessions for call in session.taken()]
 
     def ask(self, do: Callable[[], T]) -> T:
         """Do what is asked of the server in the transaction and does not end it.
@@ -249,7 +255,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
             raise
         except (TransactionConflictError, TransactionLockedError, InvalidTxnStateError):
             with suppress(TxnkvError):
-                self.over = self.state.ended
+                state = self.state
+                self.over, self.ending = state.ended, state is not TxnState.OPEN
             raise
         except LostHandleError:
             self._require_unknown()
@@ -289,19 +296,14 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _unknown(self, text: str) -> CommitOutcomeUnknownError:
         return CommitOutcomeUnknownError(text, TxnId(self._known_id))
 
-    def _with_rows(self, session: RemoteSession) -> list[Call]:
-        calls = session.calls()
-        if calls:
-            calls[-1].done = lambda _: session.sent()
-        return calls
-
     def start_commit(self) -> None:
-        if any(session.waiting() for session in self._sessions):
+        before, self.ending = self.ending, True  # first, so that no other thread adds a row
+        if any(session.calls() for session in self._sessions):
+            self.ending = before
             raise InvalidTxnStateError(
                 "cannot start committing: a session of the transaction has rows that were not "
                 "flushed. Flush it first, or call commit()"
             )
-        self.ending = True
         self._call("start_commit")
 
     def is_commit_complete(self) -> bool:
@@ -328,9 +330,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def rollback(self) -> None:
         with self._lock:
+            self.ending = True
             for session in self._sessions:
                 session.sent()
-            self.ending = True
             try:
                 self._call("rollback")
             except LostHandleError:  # its server gave it up, if nobody else knew of it
@@ -413,8 +415,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _read(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
         call = Call(self.twin, self, name, (self._connection.table_of(table), *args), named)
-        calls = self._waiting_calls()
-        return self.ask(lambda: self.channel.call(*calls, call))
+        with self._waiting_calls() as calls:
+            return self.ask(lambda: self.channel.call(*calls, call))
 
     @like(Transaction.scan)
     def scan(self, *args: Any, **named: Any) -> Scan:
@@ -422,16 +424,28 @@ class RemoteTransaction(RemoteHandle, Transaction):
         table = self._connection.table_of(options.pop("table"))
         return RemoteScan(self._connection, self, options, table=table, before=self._send_waiting)
 
-    def _waiting_calls(self) -> list[Call]:
+    def _require_sure(self) -> None:
         if self._unsure:
             told = InvalidTxnStateError(self._unsure)
             told.retriable = True
             raise told
-        return [call for session in self._sessions for call in self._with_rows(session)]
+
+    @contextmanager
+    def _waiting_calls(self) -> Iterator[list[Call]]:
+        """Take what waits, as calls in front of another, which the block makes: until then no other
+        thread adds to it, or sends it too.
+        """
+        self._require_sure()
+        if self.committing and any(session.waiting() for session in self._sessions):
+            raise InvalidTxnStateError("the transaction is being committed: begin a new one")
+        with ExitStack() as held:
+            sessions = () if self.committing else self._sessions
+            yield [call for session in sessions for call in session.taken(held)]
 
     def _send_waiting(self) -> None:
-        if calls := self._waiting_calls():
-            self.ask(lambda: self.channel.call(*calls))
+        with self._waiting_calls() as calls:
+            if calls:
+                self.ask(lambda: self.channel.call(*calls))
 
     # -- as a context manager ----------------------------------------------------------
 
