@@ -75,6 +75,8 @@ def test_cache_bytes_is_what_sqlite_keeps(connect: Any) -> None:
 def test_read_only(client: txnkv.Client, table: txnkv.Table, connect: Any) -> None:
     with client.transaction() as txn:
         txn.insert(table, (1, "a"))
+    other = client.new_transaction()
+    token = other.serialize()
     with pytest.raises(txnkv.StoreNotFoundError):
         txnkv.connect(Path(client.path) / "none", read_only=True)
     reader = connect(read_only=True)
@@ -90,9 +92,12 @@ def test_read_only(client: txnkv.Client, table: txnkv.Table, connect: Any) -> No
         lambda: reader.abort_transaction(txn.id),
         lambda: reader.keep_transaction_alive(txn.id),
         lambda: reader.run(lambda txn: None),
+        lambda: txnkv.Transaction.deserialize(reader, token),
+        same.next_id,
     ):
         with pytest.raises(txnkv.NotSupportedError, match="read_only=True"):
             call()
+    other.commit()
     with client.transaction() as txn:
         txn.insert(table, (2, "b"))
     assert same.count() == 2

@@ -416,7 +416,10 @@ def test_who_only_reads_is_told_all_that_is_read(store: txnkv.Client, remote: Re
     assert reader.stats()["tables"].keys() == {"t"}
     assert reader.metrics()["commits"] >= 1
     assert reader.check().ok
+    token = store.new_transaction().serialize()
     for call in (
+        lambda: txnkv.Transaction.deserialize(reader, token),
+        reader.table("t").next_id,
         reader.compact,
         reader.repair_clock,
         lambda: reader.drop_table("t"),

@@ -182,7 +182,7 @@ class RemoteTable(RemoteHandle, Table):
         return found
 
     def next_id(self) -> int:
-        self._connection.require_open()
+        self._connection.require_writable()
         with self._lock:
             if (found := next(self._row_ids, None)) is None:
                 found, last = self._call("next_ids", _ROW_IDS)

@@ -296,13 +296,13 @@ class Transaction(Closing):
     @classmethod
     @shielded
     def deserialize(cls, client: Connection, token: TxnToken | bytes | str) -> Transaction:
-        """Join a transaction by its token, in any process.
+        """Join a transaction by its token, in any process, by a client that may write.
 
         Raises:
             InvalidTokenError: altered, forged, of another store, or expired.
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
-        client.require_open()
+        client.require_writable()
         if client.elsewhere is not None:
             return cast(Transaction, client.elsewhere("join", token))
         at = client.instance
