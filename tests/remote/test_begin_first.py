@@ -146,3 +146,39 @@ def test_what_a_commit_that_is_on_its_way_has_is_not_sent_beside_it(
     committing.result()
     found = store.topic("events").consumer().poll()
     assert sorted(m.value for m in found) == [b"own", b"session"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_id_that_was_asked_about_is_none_of_the_next_transaction(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], whole: bool
+) -> None:
+    """The client had it for that, and none was to begin by it any more; so the next one failed."""
+    client = remote()
+    with client.transaction() as txn:
+        txn.upsert("t", (1, "1"))
+    for n in range(1, 4):
+        with pytest.raises(txnkv.TxnNotFoundError):
+            client.transaction_state((txn.id if whole else txn.id.local) + n)
+    with client.transaction() as txn:
+        txn.upsert("t", (2, "2"))
+    assert store.table("t").count() == 2
+
+
+def test_an_id_of_another_store_is_of_no_transaction_of_this_client(
+    store: txnkv.Client, remote: Any
+) -> None:
+    client = remote()
+    txn = client.new_transaction()
+    txn.upsert("t", (1, "1"))
+    id = int(txn.id)
+    for ask in (client.transaction_state, client.abort_transaction, client.keep_transaction_alive):
+        with pytest.raises(txnkv.TxnNotFoundError, match="the ids of this store begin with"):
+            ask(id ^ 1 << 112)
+    client.outcome(id ^ 1 << 112)
+    for next in range(id + 1, id + 4):
+        with pytest.raises(txnkv.TxnNotFoundError):
+            client.transaction_state(next ^ 1 << 112)
+    txn.commit()
+    with client.transaction() as txn:
+        txn.upsert("t", (2, "2"))
+    assert store.table("t").count() == 2

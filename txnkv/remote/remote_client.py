@@ -21,7 +21,7 @@ from txnkv.client import (
     Topic,
     close_producers,
 )
-from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
+from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     NotSupportedError,
@@ -30,6 +30,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TxnNotFoundError,
     UnavailableError,
+    as_index,
     require_number,
 )
 from txnkv.metrics import Metrics
@@ -82,7 +83,7 @@ _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 @remote_calls(
     "Client",
-    "tables topics transaction_state transactions abort_transaction keep_transaction_alive "
+    "tables topics transactions abort_transaction keep_transaction_alive "
     "applied applications forget_applied stats metrics repair_clock check compact "
     "create_index drop_index",
 )
@@ -277,6 +278,16 @@ class RemoteClient(RemoteHandle, Client):
 
     def attempts(self, options: dict[str, Any]) -> Any:
         return _RemoteAttempts(self, options)
+
+    @like(Client.transaction_state)
+    def transaction_state(self, id: int) -> TxnState:
+        given, spare = as_index("a transaction's id", id), self._channel._spare_ids
+        for each in list(spare):
+            if given in (each, TxnId(each).local):  # none begins by what it was asked about
+                with suppress(ValueError):
+                    spare.remove(each)
+        found: TxnState = self._call("transaction_state", given)
+        return found
 
     def retries(self, attempts: int | None, deadline: float | None) -> Retries:
         return Retries(self._metrics, attempts, deadline)

@@ -232,7 +232,7 @@ class Guest:
 
     def void_id(self, id: int) -> None:
         """See that no transaction begins with an id from now on, where it was a spare one."""
-        local = TxnId(id).local
+        local = self.client.instance.local_id(id)
         with self._lock:
             spare = local in self._spare
             self._spare.discard(local)
@@ -241,9 +241,9 @@ class Guest:
 
     def transaction(self, id: int) -> Transaction | None:
         """Return this client's transaction of an id; None: it has none."""
-        every = [each.value for each in list(self.handles.values())]
-        mine = (each for each in every if isinstance(each, Transaction))
-        return next((each for each in mine if each.id.local == TxnId(id).local), None)
+        local, held = self.client.instance.local_id(id), list(self.handles.values())
+        mine = (each.value for each in held if isinstance(each.value, Transaction))
+        return next((each for each in mine if each.id.local == local), None)
 
     def keep_alive(self, id: int) -> None:
         """Prolong a transaction: one of this client, or anybody's by who may write."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
-from txnkv.errors import ClosedError, TxnkvError, TxnNotFoundError
+from txnkv.errors import ClosedError, TxnkvError, TxnNotFoundError, as_index
 from txnkv.storage import (
     Store,
     brief,
@@ -112,8 +112,9 @@ class Instance:
 
         Raises:
             TxnNotFoundError: it is one of another store.
+            TypeError: it is no integer.
         """
-        number, coordinator = TxnId(id), self.coordinator
+        number, coordinator = TxnId(as_index("a transaction's id", id)), self.coordinator
         if number.tcid not in (0, coordinator.tcid) or number.local > MAX_TIMESTAMP:
             raise TxnNotFoundError(
                 f"{number!r} was not found: the ids of this store begin with {coordinator.tcid}, "
