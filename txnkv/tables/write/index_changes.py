@@ -17,7 +17,7 @@ left of `come` is written, and what is left of `go` and does not come again is d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -102,9 +102,9 @@ class Refused(NamedTuple):
     keys: core.Keys
     error: Callable[[int], AlreadyPresentError]
 
-    def by(self, rows: Mapping[int, int]) -> Callable[[int], AlreadyPresentError]:
-        """The errors by other numbers, of which these are the rows."""
-        return lambda number: self.error(rows[number])
+    def of(self, rows: pa.UInt32Array) -> Callable[[int], AlreadyPresentError]:
+        """The errors of some of the rows, by their numbers among these."""
+        return lambda number: self.error(rows[number].as_py())
 
 
 def derive(

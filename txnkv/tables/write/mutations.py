@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
 import pyarrow as pa
@@ -80,17 +81,36 @@ class Outcome:
         self.refused += other.refused
 
 
+@dataclass
+class _Sorting(Outcome):
+    """The outcome for a batch, of which `errors` are made at the end.
+
+    Attributes:
+        found: what is refused, with the places of these rows in the batch.
+    """
+
+    found: list[tuple[int, RowError]] = field(default_factory=list)
+
+    def sort(self) -> Outcome:
+        """Put what is refused in the order of the batch."""
+        self.found.sort(key=itemgetter(0))
+        self.errors = [error for _, error in self.found[: RowErrors.KEPT]]
+        return self
+
+
 @dataclass(frozen=True)
 class Incoming:
     """Rows of one tablet, in key order and without doubles among them.
 
     Attributes:
         again: of each row left out for another of its key, the position of that one.
+        doubles: and its own place in the batch.
     """
 
     tablet: Tablet
     rows: SortedRows
     again: pa.UInt32Array = field(default_factory=lambda: _NONE)
+    doubles: pa.UInt32Array = field(default_factory=lambda: _NONE)
 
 
 @dataclass(frozen=True)
@@ -162,7 +182,7 @@ def evaluate(
     Raises:
         InvalidTxnStateError: the view's transaction is not OPEN.
     """
-    parts = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
+    parts = arrange(tables.tablets(table), table.partitioning, batch, op)
     sought = {part.tablet.id: part.tablet.sought(part.rows.keys) for part in parts}
 
     def see(tablet: Tablet) -> TabletView:
@@ -185,7 +205,6 @@ def arrange(
     partitioning: Partitioning,
     batch: pa.RecordBatch,
     op: str,
-    outcome: Outcome,
 ) -> list[Incoming]:
     """Place, encode and sort the rows of a batch. Of rows with one key the first stands for
     inserts and deletes, the last for upserts and updates.
@@ -194,7 +213,6 @@ def arrange(
         tablets: of the table, by number.
         partitioning: of the table.
         batch: with the key columns at least.
-        outcome: takes what is refused or ignored for being there twice.
     """
     key = [batch.column(name) for name in tablets[0].schema.primary_key]
     keys = tablets[0].codec.encode(key)
@@ -212,18 +230,16 @@ def arrange(
         if not doubles.count:
             prepared.append(Incoming(tablet, SortedRows(ordered, batch, order)))
             continue
-        spots = doubles.positions().to_arrow()
-        before = pc.add(core.Rows.range(len(spots)).to_arrow(), pa.scalar(1, pa.uint32()))
+        spots, one = doubles.positions().to_arrow(), pa.scalar(1, pa.uint32())
+        before = pc.add(core.Rows.range(len(spots)).to_arrow(), one)
         kept = _last_of_each(doubles) if op in PARTIAL else doubles.zeros().to_arrow()
         once = SortedRows(
             ordered.gather(core.Rows.from_arrow(kept)),
             batch,
             core.Rows.from_arrow(order.to_arrow().take(kept)),
         )
-        part = Incoming(tablet, once, pc.subtract(spots, before))
-        if op in INSERTS:
-            _leave(outcome, op, part, part.again, lambda _: already_there(earlier=True))
-        prepared.append(part)
+        left = order.to_arrow().take(pc.subtract(spots, one) if op in PARTIAL else spots)
+        prepared.append(Incoming(tablet, once, pc.subtract(spots, before), left))
     return prepared
 
 
@@ -255,6 +271,20 @@ def decide(
         reads: takes the keys, when some of them are not written.
         indexes: of the table.
     """
+    made = _Sorting()
+    fresh = _decided(parts, see, op, made, reads, indexes)
+    outcome.add(made.sort())
+    return fresh
+
+
+def _decided(
+    parts: Sequence[Incoming],
+    see: Callable[[Tablet], TabletView],
+    op: str,
+    outcome: _Sorting,
+    reads: ReadSet | None,
+    indexes: Sequence[TableIndex],
+) -> list[Evaluated]:
     if not indexes:
         made = (_counted(_look(part, see, op, ()), op, outcome, reads) for part in parts)
         return [each for each in made if each is not None]
@@ -316,7 +346,9 @@ def _look(
     return _Looked(part, present, rows, kept)
 
 
-def _counted(looked: _Looked, op: str, outcome: Outcome, reads: ReadSet | None) -> Evaluated | None:
+def _counted(
+    looked: _Looked, op: str, outcome: _Sorting, reads: ReadSet | None
+) -> Evaluated | None:
     """Count what became of a part; return what is left of it."""
     part, rows = looked.part, looked.rows
     _count(part, looked.present, op, outcome)
@@ -379,7 +411,7 @@ def _changed(looked: _Looked, op: str, beside: Sequence[str]) -> ChangedRows:
     return ChangedRows(key, new, {name: old[name] for name in beside}, had)
 
 
-def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: Outcome) -> None:
+def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: _Sorting) -> None:
     """Take out the rows that an index refuses, and what will be counted for them."""
     start = 0
     for looked in left:
@@ -387,7 +419,8 @@ def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: Outcome
         assert rows is not None
         n = rows.keys.n
         inside = pc.and_(pc.greater_equal(refused.rows, start), pc.less(refused.rows, start + n))
-        mine = pc.subtract(refused.rows.filter(inside), pa.scalar(start, pa.uint32()))
+        here = refused.rows.filter(inside)
+        mine = pc.subtract(here, pa.scalar(start, pa.uint32()))
         if len(mine):
             looked.refused = mine if looked.refused is None else _joined(looked.refused, mine)
             at = mine if looked.kept is None else looked.kept.to_arrow().take(mine)
@@ -397,15 +430,7 @@ def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: Outcome
                 again = pc.sum(pc.is_in(part.again, value_set=at)).as_py() or 0
             outcome.inserted -= len(at) - had
             outcome.updated -= had + again
-            few = slice(RowErrors.KEPT)
-            rows_of = [start + i for i in mine[few].to_pylist()]
-            _leave(
-                outcome,
-                op,
-                part,
-                at,
-                refused.by(dict(zip(at[few].to_pylist(), rows_of, strict=True))),
-            )
+            _leave(outcome, op, part, at, refused.of(here))
             if RULES[op].ignores:
                 outcome.ignored += again
             else:
@@ -413,33 +438,40 @@ def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: Outcome
         start += n
 
 
-def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None:
+def _count(part: Incoming, present: Presence, op: str, outcome: _Sorting) -> None:
     """Add what became of the rows of a part."""
     n, found, rule = part.rows.keys.n, len(present.positions), RULES[op]
     if rule.there is Effect.REFUSED:
+        _leave(outcome, op, part, part.again, lambda _: already_there(earlier=True), part.doubles)
         for hit in present.found:
             _leave(outcome, op, part, hit.positions, _there(own=hit.own))
         outcome.inserted += n - found
         return
-    again = part.again
+    again, doubles = part.again, part.doubles
+    lost = late = _NONE
     if len(again) and found < n:
         known = present.bitmap.to_arrow().take(again)
-        again, lost = again.filter(known), again.filter(pc.invert(known))
-    else:
-        lost = _NONE
+        unknown = pc.invert(known)
+        lost, late = again.filter(unknown), doubles.filter(unknown)
+        again, doubles = again.filter(known), doubles.filter(known)
     absent = _NONE if found == n else present.bitmap.zeros().to_arrow()
     if rule.there is Effect.GONE:
         outcome.deleted += found
-        _leave(outcome, op, part, again, lambda _: not_there(earlier=True))
+        _leave(outcome, op, part, again, lambda _: not_there(earlier=True), doubles)
     else:
         outcome.updated += found + len(again)
-    if rule.absent is Effect.REFUSED:
-        _leave(outcome, op, part, _joined(absent, lost), lambda _: not_there())
-        return
-    required = _missing_required(part)
-    if required:
+    required = [] if rule.absent is Effect.REFUSED else _missing_required(part)
+    if rule.absent is Effect.REFUSED or required:
         columns = ", ".join(required)
-        _leave(outcome, op, part, _joined(absent, lost), lambda _: incomplete(columns))
+        for rows, places in ((absent, None), (lost, late)):
+            _leave(
+                outcome,
+                op,
+                part,
+                rows,
+                lambda _: incomplete(columns) if columns else not_there(),
+                places,
+            )
         return
     outcome.inserted += len(absent)
     outcome.updated += len(lost)
@@ -454,24 +486,34 @@ def _joined(a: pa.UInt32Array, b: pa.UInt32Array) -> pa.UInt32Array:
 
 
 def _leave(
-    outcome: Outcome,
+    outcome: _Sorting,
     op: str,
     part: Incoming,
     positions: pa.UInt32Array,
     error: Callable[[int], TxnkvError],
+    places: pa.UInt32Array | None = None,
 ) -> None:
-    """Refuse or ignore the rows of these positions."""
+    """Refuse or ignore the rows of these positions.
+
+    Args:
+        error: gives why, of one of them by its number among them.
+        places: theirs in the batch; None: those of the rows that stand at the positions.
+    """
     if not len(positions):
         return
     if RULES[op].ignores:
         outcome.ignored += len(positions)
         return
+    outcome.refused += len(positions)
+    if places is None:
+        order = part.rows.order
+        places = positions if order is None else order.to_arrow().take(positions)
     tablet, keys = part.tablet, part.rows.keys
-    errors = [
-        RowError(op, tablet.table.name, tablet.readable_key(keys.key(i)), error(i))
-        for i in positions.slice(0, RowErrors.KEPT).to_pylist()
-    ]
-    outcome.add(Outcome(errors=errors, refused=len(positions)))
+    firsts = pc.sort_indices(places).slice(0, RowErrors.KEPT)
+    columns = (each.to_pylist() for each in (firsts, positions.take(firsts), places.take(firsts)))
+    for number, position, place in zip(*columns, strict=True):
+        key = tablet.readable_key(keys.key(position))
+        outcome.found.append((place, RowError(op, tablet.table.name, key, error(number))))
 
 
 # -- completing ------------------------------------------------------------------------

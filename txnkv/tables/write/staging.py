@@ -216,7 +216,7 @@ def _stage_chunk(
     writer: ThreadPoolExecutor,
 ) -> _Flight:
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
-    prepared = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
+    prepared = arrange(tables.tablets(table), table.partitioning, batch, op)
     indexes = tables.indexes(table)
     tablets = [part.tablet for part in prepared] + [index.tablet for index in indexes]
     _admit(tables, context, [tablet.id for tablet in tablets])
