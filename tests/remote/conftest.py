@@ -169,6 +169,7 @@ class Wire:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.answers = True
+        self.kept_back = threading.Event()
         self.late = 0.0
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -193,6 +194,7 @@ class Wire:
         with suppress(OSError):
             while data := one.recv(1 << 16):
                 if answers and not self.answers:
+                    self.kept_back.set()
                     continue
                 time.sleep(self._latency)
                 other.sendall(data)
@@ -203,6 +205,18 @@ class Wire:
     @property
     def address(self) -> str:
         return f"grpc://127.0.0.1:{self.port}"
+
+    def cut_at_an_answer(self) -> None:
+        """Keep the next answer back, and cut all connections then."""
+
+        def cut() -> None:
+            assert self.kept_back.wait(60)
+            self.answers = True
+            self.cut()
+
+        self.answers = False
+        self.kept_back.clear()
+        threading.Thread(target=cut, daemon=True).start()
 
     def cut(self) -> None:
         """Cut all connections; the next ones pass everything."""

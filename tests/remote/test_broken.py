@@ -445,9 +445,7 @@ def test_a_transaction_is_given_up_where_a_call_of_it_breaks_off(
             begun.append(txn)
             txn.insert(table, (1, "once"))
             if len(begun) == 1:
-                wire.answers = False
-                cut = threading.Timer(0.3, lambda: (setattr(wire, "answers", True), wire.cut()))
-                cut.start()
+                wire.cut_at_an_answer()
             with suppress(txnkv.UnavailableError if how == "caught" else ()):
                 txn.get(table, 1) if how == "get" else txn.flush()
 
