@@ -24,6 +24,10 @@ def test_backup_and_restore(orders, tmp_path, run, fail, misuse):
     early = fail("restore", first, tmp_path / "c", "--at", "2026-01-01T00:00:00Z")
     assert "the first one is of" in early
     assert "no store at" in fail("backup", tmp_path / "none", tmp_path / "c")
+    for command in ("check", "init"):
+        told = fail(command, first)
+        assert told.startswith(f"{first} is a backup, and no store: ")
+        assert told.endswith("`txnkv restore` makes a store of it, in another folder")
     misuse("restore", first, tmp_path / "c", "--at", "soon")
     misuse("backup", orders, tmp_path / "c", "--limit", "0")
     assert not (tmp_path / "c").exists()

@@ -313,6 +313,10 @@ def test_what_is_refused(shop, tmp_path: Path) -> None:
         txnkv.restore(tmp_path / "shop", tmp_path / "made")
     with pytest.raises(txnkv.IncompatibleStoreError, match="another folder"):
         txnkv.restore(tmp_path / "shop" / "runtime", tmp_path / "made")
+    refused = txnkv.IncompatibleStoreError, txnkv.StoreNotFoundError
+    for create, error in zip((True, False), refused, strict=True):
+        with pytest.raises(error, match="is a backup, and no store"):
+            txnkv.connect(tmp_path / "b", create=create)
     (tmp_path / "empty").mkdir()
     txnkv.restore(tmp_path / "b", tmp_path / "empty")
     assert (tmp_path / "empty" / "FORMAT").exists()

@@ -19,7 +19,6 @@ What is exported here is what other layers use.
 
 from txnkv.storage import extents
 from txnkv.storage.backup_files import (
-    LIST,
     STATUS,
     Backup,
     BackupWriter,
@@ -42,6 +41,7 @@ from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
 from txnkv.storage.directory import (
     INDEXES,
     KEY_SHARING,
+    LIST,
     PLACES,
     READ_OTHERWISE,
     TABLE_HISTORY,

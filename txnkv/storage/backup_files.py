@@ -53,6 +53,7 @@ from txnkv.storage.directory import (
     FIRST_WITH_BACKUPS,
     FORMAT_VERSION,
     KNOWN_FEATURES,
+    LIST,
     make_private_directory,
     make_private_file,
     sync_directory,
@@ -76,7 +77,6 @@ from txnkv.storage.threads import go_on
 declare_fault_point("backup.file", "a file of a backup is durable, not listed")
 declare_fault_point("backup.listed", "all of a backup is durable, it has not its name")
 
-LIST: Final = "BACKUP"
 STATUS: Final = "status.db"
 _NAME: Final = "txnkv backup"
 _VERSION: Final = 2

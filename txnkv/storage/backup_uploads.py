@@ -29,7 +29,6 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage.backup_files import (
-    LIST,
     Backup,
     BackupWriter,
     Progress,
@@ -39,7 +38,7 @@ from txnkv.storage.backup_files import (
     require_listed,
     whole_folder,
 )
-from txnkv.storage.directory import folder_at, make_private_directory, to_read
+from txnkv.storage.directory import LIST, folder_at, make_private_directory, to_read
 from txnkv.storage.faults import disk_errors, is_there, with_descriptor
 
 if TYPE_CHECKING:

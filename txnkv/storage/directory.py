@@ -79,6 +79,8 @@ KNOWN_FEATURES: frozenset[str] = frozenset(
     {INDEXES, KEY_SHARING, PLACES, VALUE_SCHEMAS, READ_OTHERWISE, TABLE_HISTORY}
 )
 
+LIST: Final = "BACKUP"
+"""The file that a backup has instead of FORMAT."""
 _STATUS_PATH_BYTES: Final = 504
 """SQLite's limit is 512, with what it appends for other files."""
 _CREATING = "CREATING"
@@ -353,6 +355,8 @@ def _refuse_foreign(path: Path) -> None:
     half_made = _CREATING in names and names <= ours
     if half_made and not any(_holds_something(path / name) for name in _FOLDERS):
         return
+    if LIST in names:
+        raise IncompatibleStoreError(_not_found(path))
     shown = ", ".join(sorted(names - {_CREATING})[:5])
     # The maker may have finished between the two looks.
     if is_there(path / "FORMAT"):
@@ -414,6 +418,9 @@ def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
 def _not_found(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; a store is a directory"
+    if is_there(path / LIST):
+        made = "txnkv.restore or `txnkv restore` makes a store of it"
+        return f"{path} is a backup, and no store: {made}, in another folder"
     if is_there(path / "status.db") and is_there(path / "tablets"):
         return f"no store at {path}: there is all but its FORMAT file; put that back"
     found = "there is no FORMAT file" if is_there(path) else "there is nothing"
