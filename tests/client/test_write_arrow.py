@@ -211,6 +211,8 @@ def test_a_column_twice(client: txnkv.Client, goods: txnkv.Table) -> None:
         client.new_session().write(goods, data)
 
 
+_runs = pa.RunEndEncodedArray.from_arrays
+
 # column type, what is given, what is stored; None when it must be refused
 CASTS: list[tuple[str, Any, Any]] = [
     ("int64", pa.array([1, None], pa.int8()), [1, None]),
@@ -234,8 +236,12 @@ CASTS: list[tuple[str, Any, Any]] = [
     ("string", pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
     ("string", pa.array([b"a"]), None),
     ("binary", pa.array([b"a"], pa.large_binary()), [b"a"]),
-    ("binary", pa.array([b"a"], pa.binary(1)), None),
-    ("binary", pa.array(["a"]), None),
+    ("binary", pa.array([b"b", b"a", None], pa.binary(1))[1:], [b"a", None]),
+    ("binary", pa.array(["b", "a", None])[1:], [b"a", None]),
+    ("binary", pa.array(["b", "a", None], pa.string_view())[1:], [b"a", None]),
+    ("binary", pa.array([b"a", None], pa.binary(1)).dictionary_encode(), [b"a", None]),
+    ("binary", pa.array(["b", "a", None]).dictionary_encode()[1:], [b"a", None]),
+    ("uuid", pa.array([b"a"], pa.binary(1)), None),
     ("date32", pa.array([date(2026, 1, 2)]), [date(2026, 1, 2)]),
     ("date32", pa.array([date(2026, 1, 2)], pa.date64()), [date(2026, 1, 2)]),
     ("date32", pa.array([datetime(2026, 1, 2)]), None),
@@ -253,8 +259,17 @@ CASTS: list[tuple[str, Any, Any]] = [
     ("decimal128(3, 2)", pa.array([Decimal("123.45")]), None),
     ("list<int64>", pa.array([[1, None], None], pa.list_(pa.int16())), [[1, None], None]),
     ("list<int64>", pa.array([[1]], pa.large_list(pa.int64())), [[1]]),
+    ("list<int64>", pa.array([[2], [1], None], pa.list_(pa.int8(), 1))[1:], [[1], None]),
+    ("list<list<binary>>", pa.array([[["a"]]], pa.list_(pa.list_(pa.string(), 1))), [[[b"a"]]]),
+    ("list<int8>", pa.array([[1000]], pa.list_(pa.int64(), 1)), None),
+    ("list<int64>", pa.array([[1]], pa.list_view(pa.int64())), None),
     ("list<int8>", pa.array([[1000]]), None),
     ("list<int64>", pa.array([["a"]]), None),
+    ("int8", _runs([1, 3, 4], pa.array([7, None, 8]))[:3], [7, None, None]),
+    ("int8", _runs([1], pa.array([128])), None),
+    ("string", _runs([2, 3], pa.array(["a", "b"]))[1:], ["a", "b"]),
+    ("string", _runs([2], pa.array(["a"], pa.string_view())), None),
+    ("list<int64>", _runs([2], pa.array([[1]])), [[1], [1]]),
     ("int64", pa.nulls(2), [None, None]),
     ("string", pa.nulls(1), [None]),
 ]

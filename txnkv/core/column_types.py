@@ -6,6 +6,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from numbers import Real
@@ -229,6 +230,12 @@ def may_be_key(given: pa.DataType) -> bool:
     return not pa.types.is_nested(given) and given != JSON
 
 
+def _is_list(given: pa.DataType) -> bool:
+    """Return True for Arrow's types of lists but views, which Arrow casts wrongly."""
+    tests = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    return any(test(given) for test in tests)
+
+
 def _family(given: pa.DataType) -> str:
     if pa.types.is_dictionary(given):
         return _family(given.value_type)
@@ -241,7 +248,7 @@ def _family(given: pa.DataType) -> str:
         ("duration", pa.types.is_duration),
         ("map", pa.types.is_map),
         ("struct", pa.types.is_struct),
-        ("list", lambda t: pa.types.is_list(t) or pa.types.is_large_list(t)),
+        ("list", _is_list),
     ):
         if test(given):
             return name
@@ -262,6 +269,7 @@ _WIDENINGS: Final = {
     ("string", "json"),
     ("json", "string"),
     ("string", "uuid"),
+    ("string", "binary"),
     ("fixed_size_binary[16]", "uuid"),
 }
 
@@ -277,7 +285,7 @@ _REMEDIES: Final = {
 
 def element_type(given: pa.DataType) -> pa.DataType:
     """Return the innermost element type of a list; any other type as it is."""
-    while pa.types.is_list(given) or pa.types.is_large_list(given):
+    while _is_list(given):
         given = given.value_type
     return given
 
@@ -289,6 +297,8 @@ def castable(source: pa.DataType, target: pa.DataType) -> bool:
         return all(castable(*pair) for pair in _children(source, target))
     if families == ("float", "float"):
         return bool(source.bit_width <= target.bit_width)
+    if families[1] == "binary" and families[0].startswith("fixed_size_binary"):
+        return True
     return pa.types.is_null(source) or families[0] == families[1] or families in _WIDENINGS
 
 
@@ -321,6 +331,9 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
         storage = column.type.storage_type  # as who does not know the type reads it
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
         return cast(column, target, name)
+    if pa.types.is_run_end_encoded(column.type):
+        with suppress(pa.ArrowNotImplementedError):  # runs of views and of dictionaries
+            return cast(pc.run_end_decode(column), target, name)
     if not castable(column.type, target):
         pair = _family(element_type(column.type)), _family(element_type(target))
         remedy = _REMEDIES.get(pair, "convert it first")

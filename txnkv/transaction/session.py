@@ -177,7 +177,8 @@ class Session(Closing):
             data: pyarrow, pandas, polars, or any object with `__arrow_c_stream__` or
                 `__arrow_c_array__`. Columns go by name. Of columns that are missing new rows
                 get the default, those that are there keep what they have. A delete takes the
-                key columns.
+                key columns. Columns of other types are cast where that loses nothing, but
+                for list views, and runs of views or dictionaries.
             op: "insert", "insert_ignore", "upsert", "update", "update_ignore", "delete" or
                 "delete_ignore".
 
