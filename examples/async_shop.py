@@ -30,7 +30,7 @@ async def ship(
 ) -> None:
     """Ship until all orders are."""
     placed = await shop.topic("placed")
-    async with await placed.subscribe("shipping", "shared") as shipping:
+    async with placed.subscribe("shipping", "shared") as shipping:
         while len(shipped) < ORDERS:
             order = await shipping.receive(timeout=0.1)
             if order is not None:

@@ -131,6 +131,32 @@ def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
     run(store_path, work)
 
 
+def test_a_handle_is_awaited_or_entered(store_path: Path) -> None:
+    """`async with client.snapshot()` was a TypeError, unlike that of `client.transaction()`."""
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        topic = await client.create_topic("events")
+        async with client.snapshot() as before, client.new_session() as session:
+            await session.insert(table, (1, "a"))
+            await session.flush()
+            assert await before.get(table, 1) is None
+        with pytest.raises(txnkv.ClosedError):
+            await before.get(table, 1)
+        async with topic.subscribe("s") as subscription, topic.producer() as producer:
+            await producer.send("x")
+            assert (await subscription.receive()).value == b"x"
+        async with client.new_transaction() as txn, txn.new_session() as inner:
+            await inner.upsert(table, (1, "b"))
+        assert await txn.state() is txnkv.TxnState.COMMITTED
+        snapshot = await asyncio.create_task(client.snapshot())
+        assert await snapshot.get(table, 1) == {"id": 1, "v": "b"}
+        with pytest.raises(ValueError, match="future"):
+            async with client.snapshot(txnkv.Timestamp(1 << 60)):
+                pass
+
+    run(store_path, work)
+
+
 def test_sessions_have_limits(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
         txn = await client.new_transaction()

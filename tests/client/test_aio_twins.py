@@ -43,9 +43,6 @@ DIFFERENT = {
     "Transaction": {"age": "of client.run", "commit_async": "commit is awaited"},
 }
 
-DEFAULTS = {("Consumer", "poll_batch", "max_messages")}
-"""A batch for asyncio is as small as a poll, so that the loop is not kept waiting by one."""
-
 
 def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
@@ -77,5 +74,4 @@ def test_a_method_of_a_twin_takes_the_same(blocking: type, twin: type) -> None:
                 continue
             found = given.get(parameter.name)
             assert found is not None, f"{twin.__name__}.{name} lacks {parameter.name}"
-            if (blocking.__name__, name, parameter.name) not in DEFAULTS:
-                assert found.default == parameter.default, f"{twin.__name__}.{name}"
+            assert found.default == parameter.default, f"{twin.__name__}.{name}"

@@ -6,7 +6,8 @@
             await txn.insert(orders, {"id": 1, "total": 9.5})
 
 What may wait is a coroutine, and does what its namesake of the blocking client does. No call
-blocks the event loop.
+blocks the event loop. A handle that a call makes is awaited, or entered at once, as
+`async with client.snapshot() as now:`.
 
 **Cancelled**, a call that has begun goes on to its end on its thread, and the next call of the
 same transaction or session comes after it. So a commit that is cancelled is wholly done or not at

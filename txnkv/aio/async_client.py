@@ -16,7 +16,7 @@ from txnkv.aio.async_handles import (
     AsyncTopic,
     AsyncTransaction,
 )
-from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, opening, twin
 from txnkv.client import Attempts, Client, has_committed, require_done
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
@@ -140,6 +140,7 @@ class AsyncClient(ClosingWrapper[Client]):
         """
         return TransactionBlock(self, options)
 
+    @opening
     async def join(self, token: TxnToken | bytes | str) -> AsyncTransaction:
         """Join a transaction by its token, as `AsyncTransaction.deserialize`."""
         return await AsyncTransaction.deserialize(self, token)

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar, overload
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, opening, twin
 from txnkv.client import (
     Client,
     Consumer,
@@ -192,6 +192,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
         """Flush the sessions, commit, and return when new snapshots everywhere see it."""
         return await self._turn.submitted(self.blocking.commit_async)
 
+    @opening
     async def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
     ) -> AsyncSession:
@@ -443,14 +444,16 @@ class AsyncConsumer(_Held[Consumer]):
         super().__init__(consumer, calls)
         self._waiting = _Waiting(self._turn, consumer, consumer.unpoll)
 
-    async def poll(self, *, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+    async def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         """The next messages; none when the time is over."""
         poll = self.blocking.poll
         return await self._waiting(
             lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
         )
 
-    async def poll_batch(self, *, max_messages: int = 500, timeout: float = 1.0) -> pa.RecordBatch:
+    async def poll_batch(
+        self, *, max_messages: int = 65536, timeout: float | None = 1.0
+    ) -> pa.RecordBatch:
         """The next messages as `poll` gives them, in Arrow."""
         poll = self.blocking.poll_batch
         return await self._waiting(
@@ -584,6 +587,7 @@ class AsyncTopic(ClosingWrapper[Topic]):
     subscriptions = twin(Topic.subscriptions)
     drop_subscription = twin(Topic.drop_subscription)
 
+    @opening
     async def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
         """An idempotent producer; see `txnkv.Topic.producer`."""
         made = await self._calls(self.blocking.producer, name, **options)

@@ -8,6 +8,8 @@ arguments, answer and docstring it has.
         get = twin(Table.get)               # what may wait: called on a thread, awaited
         scan = ...                          # written out where the two differ
 
+A twin that makes a handle gives it to `await`, and to `async with`, which closes it.
+
 Handles for asyncio have `info`, or `timestamp`, as the blocking ones do, so that each of them
 takes those of the other.
 """
@@ -17,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from inspect import signature
 from operator import attrgetter
@@ -39,7 +42,7 @@ from txnkv.storage import HASTE, BusyError, has_others_to_do, new_lock, waiting_
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
-H = TypeVar("H")
+H = TypeVar("H", bound=AbstractAsyncContextManager[Any])
 B = TypeVar("B")
 P = ParamSpec("P")
 
@@ -92,12 +95,51 @@ class Same(Generic[T]):
         return found  # type: ignore[no-any-return]
 
 
+class Opening(Coroutine[Any, Any, H]):
+    """The coroutine that makes a handle, awaited for it or entered with `async with`."""
+
+    def __init__(self, making: Coroutine[Any, Any, H]) -> None:
+        self._making = making
+
+    def send(self, value: Any) -> Any:
+        return self._making.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._making.throw(*error)
+
+    def close(self) -> None:
+        self._making.close()
+
+    def __await__(self) -> Generator[Any, Any, H]:
+        return self._making.__await__()
+
+    async def __aenter__(self) -> H:
+        self._made = await self._making
+        await self._made.__aenter__()
+        return self._made
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._made.__aexit__(*error)
+
+
+def opening(making: Callable[P, Coroutine[Any, Any, H]]) -> Callable[P, Opening[H]]:
+    """Let `async with` enter what a method makes, without another `await`."""
+
+    @wraps(making)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Opening[H]:
+        return Opening(making(*args, **kwargs))
+
+    return call
+
+
 @overload
 def twin(of: Method[P, T], *, by: str = ...) -> Awaited[P, T]: ...
 
 
 @overload
-def twin(of: Method[P, T], made: Callable[[T, Calls], H], *, by: str = ...) -> Awaited[P, H]: ...
+def twin(
+    of: Method[P, T], made: Callable[[T, Calls], H], *, by: str = ...
+) -> Callable[Concatenate[Any, P], Opening[H]]: ...
 
 
 def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
@@ -115,10 +157,11 @@ def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
         found = await call_by(self)(getattr(self.blocking, name), *args, **kwargs)
         return found if made is None else made(found, self._calls)
 
-    if made is not None:
-        answered = signature(of).replace(return_annotation=made)
-        call.__signature__ = answered  # type: ignore[attr-defined]
-    return call
+    if made is None:
+        return call
+    answered = signature(of).replace(return_annotation=made)
+    call.__signature__ = answered  # type: ignore[attr-defined]
+    return opening(call)
 
 
 class Calls:
