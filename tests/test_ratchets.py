@@ -88,8 +88,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "remote": 2_658, "server": 1_539,
-    "topics": 12_800, "tables": 10_299, "storage": 5_095, "cli": 5_384, "coordinator": 3_344,
+    "remote": 2_660, "server": 1_539,
+    "topics": 12_800, "tables": 10_302, "storage": 5_095, "cli": 5_384, "coordinator": 3_344,
     "transaction": 3_790, "core": 3_570, "spark": 2_464, "client": 4_491, "aio": 749,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""

@@ -147,9 +147,12 @@ class RowErrors(TxnkvError):
         txn_id: the transaction that they were written in; None outside of one.
         rolled_back: that transaction was rolled back because of this error: no row stands.
         others: says what became of the other rows, where one knows it better; else empty.
+        mendable: the transaction may go on without these keys. False: two workers of it wrote
+            them, and it can only be rolled back.
     """
 
     others = ""
+    mendable = True
     KEPT = 1000
 
     def __init__(
@@ -172,10 +175,14 @@ class RowErrors(TxnkvError):
     def __str__(self) -> str:
         shown = "; ".join(str(error) for error in self.errors[:3])
         more = f"; and {self.count - 3} more" if self.count > 3 else ""
-        listed = "" if self.others else "; .errors lists them"
+        advice = "Mend or leave out these keys"
+        if not self.others:
+            if not self.mendable:
+                advice = "Give each key to one worker, and run it again"
+            advice += "; .errors lists them"
         return (
             f"{self.count} row{'s' if self.count != 1 else ''} refused, {self._others}: "
-            f"{shown}{more}. Mend or leave out these keys{listed}."
+            f"{shown}{more}. {advice}."
         )
 
     @property
@@ -184,6 +191,8 @@ class RowErrors(TxnkvError):
             return self.others
         if self.rolled_back:
             return "and the transaction was rolled back with all others"
+        if not self.mendable:
+            return "and the transaction can only be rolled back"
         if self.txn_id is not None:
             return "the others are in the transaction, which is still open"
         if any(error.op == "create_index" for error in self.errors):

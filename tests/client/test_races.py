@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 import txnkv
 from tests import internals
 from tests.threads import at_once
-from txnkv.storage.faults import arm
+from txnkv.storage.faults import arm, disarm
 
 
 def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -74,9 +75,33 @@ def test_keys_that_two_processes_staged_unseen(
         assert (error.op, error.table, error.key) == (told, "t", 3)
         assert isinstance(error.error, txnkv.AlreadyPresentError)
         assert "two workers" in str(error)
+        assert not caught.value.mendable
         assert txn.state is txnkv.TxnState.OPEN
     txn.rollback()
     assert [row["id"] for row in table.scan()] == there
+
+
+@pytest.mark.parametrize("op", ["insert", "insert_ignore", "upsert"])
+def test_keys_that_threads_wrote_unseen_are_told_once(
+    client: txnkv.Client, table: txnkv.Table, op: str
+) -> None:
+    """By the keys of the rows, not those of an index; what is written later does not mend it."""
+    client.create_index(table, ["v"])
+    txn = client.new_transaction()
+    handles = [txnkv.Transaction.deserialize(client, txn.serialize()) for _ in range(3)]
+    arm("stage.claimed", Barrier(len(handles), timeout=60).wait)
+    rows = pa.table({"id": [1, 2], "v": ["x", "x"]})
+    at_once(*(partial(handle.write, table, rows, op) for handle in handles))
+    disarm("stage.claimed")
+    for _ in range(2):
+        with pytest.raises(txnkv.RowErrors, match=r"2 rows refused, .* can only be") as caught:
+            txn.commit()
+        assert [(error.table, error.key) for error in caught.value.errors] == [("t", 1), ("t", 2)]
+        assert "Give each key to one worker" in str(caught.value)
+        txn.write(table, rows, "upsert")
+    with pytest.raises(txnkv.RowErrors, match=r"rolled back with all others.*one worker"), txn:
+        pass
+    assert table.count() == 0
 
 
 @pytest.mark.parametrize("who", ["threads", "processes"])

@@ -80,6 +80,10 @@ def test_an_error_comes_out_as_one() -> None:
     found = unpack(pack(txnkv.StorageFullError("no room")))
     assert type(found) is txnkv.StorageFullError
     assert str(found) == "no room"
+    refused = txnkv.RowErrors([], 3, 7)
+    refused.mendable = False
+    found = unpack(pack(refused))
+    assert (str(found), found.mendable) == (str(refused), False)
 
 
 @pytest.mark.parametrize("cut", range(len(REQUEST)))

@@ -426,6 +426,7 @@ def _told(error: BaseException) -> Tagged:
     text = str(error)
     if isinstance(error, RowErrors):
         more["rows"] = [error.errors, error.count, error.txn_id, error.rolled_back]
+        more["mendable"] = error.mendable
     elif isinstance(error, CommitOutcomeUnknownError):
         more["txn_id"] = int(error.txn_id)
     elif isinstance(error, OSError) and error.errno is not None:
@@ -557,6 +558,7 @@ def _error(name: str, text: str, more: dict[str, Any]) -> Exception:
     made: Exception
     if kind is RowErrors:
         made = RowErrors(*more["rows"])
+        made.mendable = bool(more.get("mendable", True))
     elif issubclass(kind, CommitOutcomeUnknownError):
         made = kind(text, TxnId(more["txn_id"]))
     elif "os" in more and issubclass(kind, OSError):

@@ -150,8 +150,8 @@ class Transaction(Closing):
             The commit timestamp; for a transaction that wrote nothing, its snapshot.
 
         Raises:
-            RowErrors: rows were refused that nobody was told of yet, or two workers staged the same
-                key. The transaction stays OPEN.
+            RowErrors: rows were refused that nobody was told of yet: the transaction stays OPEN. Or
+                two workers wrote the same key: it can only be rolled back, `mendable` is False.
             TransactionConflictError: another committed first what this one wrote, or read when
                 it is serializable; this one is aborted.
             TransactionLockedError: by another; it is aborted, unless the message says: still open.

@@ -103,28 +103,25 @@ class TabletParticipants(Participants):
         with self._store.status.read() as cur:
             sequence = manifest.sequence(cur)
             staged = {id: manifest.staged(cur, row.txn_id, id) for id in ids}
+        tablets = [found for id in ids if (found := self._tables.tablet(id)) is not None]
         errors: list[RowError] = []
-        count = 0
-        for id, infos in staged.items():
-            tablet = self._tables.tablet(id)
-            if tablet is None:
-                continue
-            for earlier, later in _unseen_pairs(infos):
-                found = common_keys(tablet, earlier, later, RowErrors.KEPT)
-                count += len(found)
-                errors += [
-                    RowError(
-                        _operation(later),
-                        tablet.table.name,
-                        tablet.readable_key(key),
-                        AlreadyPresentError(
-                            "two workers of this transaction (tasks or processes) wrote the key"
-                        ),
-                    )
-                    for key in found
-                ]
+        told = set()
+        for tablet in sorted(tablets, key=lambda each: each.table.index_of is not None):
+            table = tablet.table
+            if table.index_of in told:
+                continue  # the keys of its rows say it
+            for key, later in _unseen_keys(tablet, staged[tablet.id]).items():
+                told.add(table.id)
+                why = AlreadyPresentError(
+                    "two workers of this transaction (tasks, processes or threads) wrote the key, "
+                    "and neither saw what the other wrote"
+                )
+                key_ = tablet.readable_key(key)
+                errors.append(RowError(_operation(later), table.name, key_, why))
         if errors:
-            raise RowErrors(errors, count, self._tables.coordinator.txn_id(row.txn_id))
+            refused = RowErrors(errors, None, self._tables.coordinator.txn_id(row.txn_id))
+            refused.mendable = False
+            raise refused
         return sequence
 
     def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
@@ -305,6 +302,17 @@ def _unseen_pairs(infos: Sequence[RowSetInfo]) -> list[tuple[RowSetInfo, RowSetI
             if not seen and later.overlaps(earlier.min_key, earlier.max_key):
                 pairs.append((earlier, later))
     return pairs
+
+
+def _unseen_keys(tablet: Tablet, infos: Sequence[RowSetInfo]) -> dict[bytes, RowSetInfo]:
+    """The keys of such pairs, each once, with the later row set of the first pair that has it. At
+    most `RowErrors.KEPT` of a pair.
+    """
+    found: dict[bytes, RowSetInfo] = {}
+    for earlier, later in _unseen_pairs(infos):
+        for key in common_keys(tablet, earlier, later, RowErrors.KEPT):
+            found.setdefault(key, later)
+    return found
 
 
 def _operation(info: RowSetInfo) -> str:
