@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +54,27 @@ def test_a_transaction_whose_commit_found_no_server_goes_on(
                 break
             assert time.monotonic() < begin_again
         assert table.count() == 2
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["back", "gone"])
+def test_a_call_that_was_refused_looks_once_more(
+    remote: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """A server was there again, and gRPC had not connected anew: the call failed at once."""
+    client, asked = remote(keepalive_time=3600.0), []  # no heartbeat comes in between
+    flight = client.channel._flight
+
+    def ask(*args: Any) -> Any:
+        asked.append(args)
+        if back and len(asked) > 1:
+            return flight.do_action(*args)
+        raise fl.FlightUnavailableError("failed to connect to all addresses: Connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.channel, "_flight", SimpleNamespace(do_action=ask))
+        with nullcontext() if back else pytest.raises(txnkv.UnavailableError, match="Nothing was"):
+            assert client.tables() == ["t"]
+    assert len(asked) == 2
 
 
 @pytest.mark.slow

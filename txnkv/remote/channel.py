@@ -53,16 +53,16 @@ _log = logging.getLogger("txnkv")
 _LEAST_PATIENCE: Final = 2.0
 _RECONNECT: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
 ]
 """A server that is there again is found soon; gRPC itself waits for up to two minutes."""
+_PAUSE: Final = 0.4  # longer than gRPC waits with that; until then it lets every call fail
 _CONNECTING_SECONDS: Final = 5.0
 """For a connection to a busy server; half of the call's patience if that is less."""
 
 _TRIES: Final = 3
 _NOT_SENT: Final = re.compile(
-    r"failed to connect|connection refused|name resolution|DNS|no such file|handshake",
-    re.IGNORECASE,
+    r"(?i)failed to connect|connection refused|name resolution|DNS|no such file|handshake"
 )
 _HINTS: Final = {
     "certificate verify failed": "credentials have `ca`, the authority of the server's certificate",
@@ -176,10 +176,9 @@ class Channel:
 
     def forget(self, call: Call) -> bool:
         """Take back a call that still waits; whether it did."""
-        with self._lock:
-            if call in self._waiting:
-                self._waiting.remove(call)
-                return True
+        with suppress(ValueError), self._lock:
+            self._waiting.remove(call)
+            return True
         return False
 
     def drop(self, handle: int) -> None:
@@ -243,6 +242,7 @@ class Channel:
         request = pack(body, self._refer)
         number, every = body["number"], (*first, *calls)
         tries = given = 0
+        waits = self.server != ""  # it was there, and may be again
         while True:
             try:
                 answers = self._answers(request)
@@ -267,6 +267,10 @@ class Channel:
                 else:
                     raise _Broken("the answer broke off", arrived=True)
             except _Broken as broken:
+                if waits and tries == 0 and not self.closing and "refused" in str(broken):
+                    waits = False
+                    time.sleep(_PAUSE)
+                    continue
                 tries += 1
                 self._after(broken, tries, again=not body["once"])
             # From now on it is the same request, asked for again.
@@ -332,8 +336,7 @@ class Channel:
     def _understood(self, error: Exception) -> Exception:
         """An error of Flight as one of ours, or as a broken connection."""
         text = _first_line(error)
-        told = getattr(error, "extra_info", b"")
-        if told:
+        if told := getattr(error, "extra_info", b""):
             found = unpack(bytes(told))
             if isinstance(found, Exception):
                 return found
@@ -408,8 +411,7 @@ class Channel:
             if not broken.arrived:
                 self._after(broken, 1, again=False)
         # It has an answer, or never had the end of the stream and was not done.
-        asked = Call(call.twin, call.target, "put", (number,))
-        return self.call(asked)
+        return self.call(Call(call.twin, call.target, "put", (number,)))
 
     def _put(self, descriptor: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
         try:
@@ -489,8 +491,7 @@ class Channel:
     def beat(self) -> None:
         """Tell the server that this client lives."""
         self.require_open()
-        dropped = self._some(self._dropped)
-        body = self._head() | {"drop": dropped}
+        body = self._head() | {"drop": (dropped := self._some(self._dropped))}
         try:
             deque(self._client().do_action(fl.Action(wire.PING, pack(body)), self._options), 0)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
@@ -565,10 +566,9 @@ def _flight(do: Callable[..., Any], *args: Any) -> Any:
 
 def _last_words(answers: Any) -> Any:
     """Return the answer to a stream of which the server wanted no more."""
-    try:
+    with suppress(fl.FlightError, pa.ArrowException, OSError):
         return answers.read()
-    except (fl.FlightError, pa.ArrowException, OSError):
-        return None
+    return None
 
 
 def _closed(writer: Any) -> Exception | None:
