@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,13 @@ def place(client: txnkv.Client) -> str:
     return client.path
 
 
+@pytest.fixture(autouse=True)
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the query's checkpoint is; there is none, until a test makes one."""
+    monkeypatch.setattr(query_progress, "checkpoint_of", lambda _: (tmp_path / "c").as_uri())
+    return tmp_path / "c"
+
+
 def ids(table: txnkv.Table) -> list[int]:
     return sorted(row["id"] for row in table.scan())
 
@@ -79,13 +87,13 @@ def test_a_batch_is_done_once(
 ) -> None:
     do = foreach_batch(place, insert, "daily")
     skipped = []
-    for batch_id in (0, 1, 1, 0, 2):
+    for batch_id in (0, 0, 1, 1, 2):
         given = frame()
         do(given, batch_id)
         if given.saved:
             assert given.saved == ["noop", "append", "saved"]
             skipped.append(batch_id)
-    assert (calls, skipped) == ([0, 1, 2], [1, 0])
+    assert (calls, skipped) == ([0, 1, 2], [0, 1])
     assert ids(table) == [1, 2, 3]
     found = client.applied("daily")
     assert found is not None
@@ -163,6 +171,52 @@ def test_a_store_that_was_restored_to_the_past(
     client.forget_applied("daily")
     do(frame(), 8)
     assert ids(table) == [1, 2, 3]
+
+
+def test_a_checkpoint_that_was_restored_to_the_past(
+    place: str, table: txnkv.Table, insert: Any, calls: list[int]
+) -> None:
+    """Its batches have the numbers of others that are there, and rows that are nowhere."""
+    do = foreach_batch(place, insert, "daily")
+    for batch_id in (0, 1, 2):
+        do(frame(), batch_id)
+    given = frame()
+    with pytest.raises(
+        ValueError, match=r"has version 2, and batch 1 .* comes again.*older than.*forget_applied"
+    ):
+        do(given, 1)
+    assert (calls, given.saved) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_checkpoint_that_lost_its_last_batch(
+    place: str,
+    client: txnkv.Client,
+    table: txnkv.Table,
+    insert: Any,
+    calls: list[int],
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: bool,
+) -> None:
+    """Spark plans the batch anew: its number is there, its rows are others."""
+    do = foreach_batch(place, insert, "daily")
+    do(frame(), 0)
+    applied = client.applied("daily")
+    assert applied is not None
+    if served:  # by a machine with a clock of its own
+        monkeypatch.setattr(query_progress, "is_address", lambda path: True)
+    committed = applied.commit_ts.datetime.timestamp()
+    (checkpoint / "offsets").mkdir(parents=True)
+    for seconds in (-1.0, 200.0 * served, 301.0):
+        planned = {"batchTimestampMs": int(1000 * (committed + seconds)), "conf": {}}
+        (checkpoint / "offsets" / "0").write_text(f"v1\n{json.dumps(planned)}\n-")
+        if seconds < 300:
+            do(frame(), 0)
+        else:
+            with pytest.raises(ValueError, match=r"batch 0 .* planned later.*forget_applied"):
+                do(frame(), 0)
+    assert calls == [0]
 
 
 def test_a_conflict_is_tried_again(

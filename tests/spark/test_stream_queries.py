@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,31 @@ def test_a_replayed_batch_is_there_once(
     run(stream())
     assert ids() == [1, 2, 3, 4, 5, 6]
     assert client.applications()[query.id].version == 2
+    nothing_is_left()
+
+
+def test_a_checkpoint_that_lost_its_last_batch(
+    client: txnkv.Client,
+    stream: Callable[[], Any],
+    run: Callable[..., Any],
+    files: Files,
+    ids: Ids,
+    tmp_path: Path,
+    nothing_is_left: Callable[[], None],
+) -> None:
+    """A copy of before it was put back: Spark plans a batch of its number, with other rows."""
+    query = run(stream())
+    older = tmp_path / "older"
+    shutil.copytree(tmp_path / "c", older)
+    files.add(6)
+    run(stream())
+    files.add(7)
+    with pytest.raises(Exception, match=r"batch 2 of application .* was planned later"):
+        run(stream(), checkpoint="older")
+    assert ids() == [1, 2, 3, 4, 5, 6]
+    run(stream())
+    assert ids() == [1, 2, 3, 4, 5, 6, 7]
+    assert client.applications()[query.id].version == 3
     nothing_is_left()
 
 

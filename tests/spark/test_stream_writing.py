@@ -172,6 +172,7 @@ def test_messages_of_a_replayed_batch_come_once(
 ) -> None:
     for _ in range(3):
         to_topic().run(0, [messages("a", "b", key="k")], [messages("c", key="k")])
+    for _ in range(3):
         to_topic().run(1, [messages("d", key="k")])
     assert read(events) == [b"a", b"b", b"c", b"d"]
     assert client.check().ok

@@ -1,4 +1,6 @@
-"""Streams whose checkpoint no option tells: planner and committer cannot tell them apart."""
+"""Streams that look alike: no option tells their checkpoint, so that planner and committer cannot
+tell them apart; or batches of theirs have one number.
+"""
 
 from __future__ import annotations
 
@@ -85,3 +87,23 @@ def test_a_batch_that_passed_its_timeout_beside_a_query_that_looks_alike(
     one.committer().abort([None], 0)
     other.committer().commit([told], 0)
     assert ids() == [2]
+
+
+def test_a_query_that_is_behind_its_store(
+    nameless: Callable[..., Query], ids: Ids, nothing_is_left: Callable[[], None]
+) -> None:
+    """Its checkpoint was restored, or its driver is late: rows of it would be lost in silence."""
+    behind = nameless()
+    writer = behind.plan(batch(1))
+    told = [behind.task(writer, 0, batch(1))]
+    for number in (0, 1):
+        nameless().run(number, [batch(number)])
+    for work in (
+        lambda: behind.task(writer, 0, batch(3)),
+        lambda: behind.committer().commit(told, 0),
+    ):
+        with pytest.raises(ValueError, match=r"batch 0 .* comes again.*older than.*another driver"):
+            work()
+    behind.committer().abort(told, 0)
+    assert ids() == [0, 1]
+    nothing_is_left()

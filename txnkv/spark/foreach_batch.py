@@ -57,13 +57,13 @@ class ForeachBatch:
         """Do a batch in a transaction; False when it was committed before."""
         batch_id = mark.version
         name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
-        if query_progress.is_committed(client, mark):
+        if _is_committed(client, frame, mark):
             return False
         # A driver that was killed may have left one that is open, and holds what was read; or one
         # in the midst of its commit, and then the batch is there.
         planning = Planning.of(client)
         planning.end_named(name)
-        if query_progress.is_committed(client, mark):
+        if _is_committed(client, frame, mark):
             return False
         with self._subscribed(client, frame, batch_id) as read:
 
@@ -100,6 +100,13 @@ class ForeachBatch:
         found = _ends_of(ends, topic.info, f"of subscription {self.subscription!r}")
         with topic.subscribe(self.subscription) as subscription:
             yield BatchRead(subscription.info, found)
+
+
+def _is_committed(client: Client, frame: Any, mark: Mark) -> bool:
+    committed = query_progress.is_committed(client, mark)
+    if committed:
+        query_progress.require_replay(client, mark, query_progress.checkpoint_of(frame))
+    return committed
 
 
 _COMMITS: Final = ("commit", "commit_async", "start_commit")
@@ -164,7 +171,8 @@ def foreach_batch(
 
         ValueError: the application is driven by another query (this one's checkpoint is a new
             one, say), until `client.forget_applied` lets it begin anew; or batches before this one
-            are missing, as in a store that was restored; or the query does not read the
+            are missing, as in a store that was restored; or the checkpoint was, and the store has
+            batches that are later, or another of this number; or the query does not read the
             subscription's topic.
         AlreadyAppliedError: another driver committed this batch meanwhile.
         UnavailableError: somebody else consumes the subscription.

@@ -4,19 +4,33 @@ Spark hands a foreachBatch function a data frame and a number. Which query it is
 property of the JVM's thread; what the query has read is in the offset log of its checkpoint, which
 has a batch's end offsets before the batch begins. Both are found through the JVM, which a driver
 has and a Spark Connect client does not.
+
+A batch that is run again is one that was planned before it was committed:
+
+    Spark     plan N, write offsets/N      run N      write commits/N      plan N + 1, ...
+    store                                  COMMIT N
+
+So Spark runs none but its last batch again. Where the store has later ones, or had this number
+before Spark planned it, the checkpoint is older than the store, and its batch has other rows.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from txnkv.client import Client, Planning
 from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
+from txnkv.remote import is_address
 
 _QUERY_ID: Final = "sql.streaming.queryId"
+_CLOCKS_DIFFER: Final = timedelta(minutes=5)
+"""At most, those of the store's machine and of the driver's, if they are two."""
 
 
 def query_id(frame: Any) -> str | None:
@@ -47,9 +61,7 @@ def end_offsets(frame: Any, batch_id: int) -> list[dict[str, Any]]:
             "of its query (Spark Connect, or PYSPARK_PIN_THREAD=false). Leave out subscription=, "
             "and acknowledge in fn"
         )
-    session = frame.sparkSession
-    uuid = session._jvm.java.util.UUID.fromString(id)
-    running = session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+    running = _running(frame, id)
     if running is None:
         raise InvalidTxnStateError(f"query {id} was stopped; its batch {batch_id} is not committed")
     logged = running.offsetLog().get(batch_id)
@@ -58,6 +70,19 @@ def end_offsets(frame: Any, batch_id: int) -> list[dict[str, Any]]:
             f"the checkpoint of query {id} has no offsets of batch {batch_id}"
         )
     return list(_parsed(logged.get().offsets().iterator()))
+
+
+def checkpoint_of(frame: Any) -> str | None:
+    """Return where the checkpoint of a frame's query is; None where that cannot be told."""
+    id = query_id(frame)
+    running = None if id is None else _running(frame, id)
+    return None if running is None else str(running.resolvedCheckpointRoot())
+
+
+def _running(frame: Any, id: str) -> Any:
+    session = frame.sparkSession
+    uuid = session._jvm.java.util.UUID.fromString(id)
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
 
 
 def _parsed(offsets: Any) -> Iterator[dict[str, Any]]:
@@ -76,13 +101,21 @@ def is_committed(client: Client, mark: Mark) -> bool:
     """Tell whether a query's batch is in the store.
 
     Raises:
-        ValueError: the application is driven by another query, or batches before this one are
-            missing: Spark numbers them without gaps.
+        ValueError: the application is driven by another query; or batches before this one are
+            missing, which Spark numbers without gaps; or later ones are there.
     """
-    if Planning.of(client).is_applied(mark.app_id, mark.version, mark.source):
-        return True
+    Planning.of(client).is_applied(mark.app_id, mark.version, mark.source)  # refuses another query
     last = client.applied(mark.app_id)
-    if last is not None and last.version < mark.version - 1:
+    if last is None:
+        return False
+    if last.version > mark.version:
+        raise ValueError(
+            f"application {mark.app_id!r} has version {last.version}, and batch {mark.version} of "
+            "its query comes again, which Spark does with its last batch only. Either "
+            f"{_OLDER.format(app=mark.app_id)}; or another driver of this query has gone on: "
+            "leave it to that one"
+        )
+    if last.version < mark.version - 1:
         raise ValueError(
             f"application {mark.app_id!r} has version {last.version}, and batch {mark.version} of "
             f"its query comes next: batches {last.version + 1} to {mark.version - 1} are not in "
@@ -90,7 +123,49 @@ def is_committed(client: Client, mark: Mark) -> bool:
             "the query's checkpoint to that time too; or go on without them, after "
             f"client.forget_applied({mark.app_id!r})"
         )
-    return False
+    return last.version == mark.version
+
+
+_OLDER: Final = (
+    "the query's checkpoint is older than the store (restored from a backup, say), and has other "
+    "rows in its batches than were committed: put back the newer checkpoint; or write again what "
+    "was read since, after client.forget_applied({app!r})"
+)
+
+
+def require_replay(client: Client, mark: Mark, checkpoint: str | None) -> None:
+    """Refuse a batch of a committed number which Spark planned when the number was committed.
+
+    Args:
+        client: of the store.
+        mark: the batch.
+        checkpoint: of its query; nothing is refused where it is None, or cannot be read here.
+
+    Raises:
+        ValueError: it is another batch than the one that is there.
+    """
+    last, planned = client.applied(mark.app_id), _planned(checkpoint, mark.version)
+    if last is None or last.version != mark.version or planned is None:
+        return
+    committed = last.commit_ts.datetime
+    if planned > committed + (_CLOCKS_DIFFER if is_address(client.path) else timedelta()):
+        raise ValueError(
+            f"batch {mark.version} of application {mark.app_id!r} was committed at "
+            f"{committed.isoformat()}, and that of checkpoint {checkpoint} was planned later, at "
+            f"{planned.isoformat()}: "
+            f"{_OLDER.format(app=mark.app_id)}"
+        )
+
+
+def _planned(checkpoint: str | None, batch: int) -> datetime | None:
+    """The time when Spark planned a batch, by the offset log of a checkpoint in the file system."""
+    if checkpoint is None:
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError, IndexError):  # not ours to judge
+        log = Path(checkpoint.removeprefix("file:"), "offsets", str(batch)).read_text()
+        millis = json.loads(log.splitlines()[1])["batchTimestampMs"]
+        return datetime.fromtimestamp(millis / 1000, UTC)
+    return None
 
 
 def lag(progress_or_query: Any, topic: str | None = None) -> dict[int, int]:

@@ -54,7 +54,7 @@ from txnkv.errors import (
 )
 from txnkv.spark import java
 from txnkv.spark.columns import arrow_schema
-from txnkv.spark.query_progress import is_committed
+from txnkv.spark.query_progress import is_committed, require_replay
 from txnkv.spark.settings import StreamWrite
 from txnkv.spark.worker_client import client_of, runs
 from txnkv.spark.writing import (
@@ -138,7 +138,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             RowErrors: keys are there already.
             SchemaError: a value does not fit its column.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
-            ValueError: the application is driven by another query.
+            ValueError: the application is driven by another query, or has later batches.
         """
         begun = self._begun
         if begun is None:
@@ -167,7 +167,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             RowErrors: two tasks wrote the same key.
             TransactionConflictError: another transaction committed a key first.
             InvalidTxnStateError: the transaction was aborted meanwhile.
-            ValueError: the application is driven by another query.
+            ValueError: the application is driven by another query, or the checkpoint is older
+                than the store.
         """
         attempts = one_each(messages)
         told = _told(messages)
@@ -176,6 +177,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         mark = self._mark(told.query, batchId)
         client = client_of(self._settings)
         if is_committed(client, mark):
+            require_replay(client, mark, self._settings.checkpoint)
             _log.info("batch %d of %s is committed already", mark.version, mark.app_id)
             _roll_back(client, told.begun.token)
             return
