@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,16 +16,18 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.aio.calls import Calls
+from txnkv.kafka import KafkaServer
 from txnkv.storage import BusyError, sqlite_connection, threads
 
 
 @contextmanager
-def no_threads() -> Iterator[pytest.MonkeyPatch]:
+def no_threads(named: str = "txnkv") -> Iterator[pytest.MonkeyPatch]:
     """The library gets no thread, and has none that it could use again."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("txnkv"):
+        if thread.name.startswith(named):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -215,3 +220,32 @@ def test_bulk_writes_and_scans(client: txnkv.Client, table: txnkv.Table) -> None
     with no_threads():
         assert elsewhere(table.scan().to_arrow).num_rows == 300_000
     assert client.check().problems == []
+
+
+def test_a_server_for_kafka_s_clients(client: txnkv.Client, store_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        no_threads("txnkv-kafka"),
+        pytest.raises(txnkv.UnavailableError, match="no thread could be started"),
+    ):
+        KafkaServer(str(store_path), "127.0.0.1", port)
+    KafkaServer(str(store_path), "127.0.0.1", port).close()
+
+
+def test_a_call_of_asyncio_that_is_refused_is_not_made_later(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    made: list[str] = []
+    calls = Calls()
+    with no_threads(), pytest.raises(txnkv.UnavailableError, match="no thread could be started"):
+        asyncio.run(_called(calls, made, "refused"))
+    asyncio.run(_called(calls, made, "made"))
+    with no_threads():  # but for one that is there
+        asyncio.run(_called(calls, made, "again"))
+    assert made == ["made", "again"]
+    calls.close()
+
+
+async def _called(calls: Calls, made: list[str], word: str) -> None:
+    await calls(made.append, word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import struct
@@ -23,6 +24,7 @@ from txnkv.kafka.api_tables import Code
 from txnkv.kafka.consumer_groups import STABLE, ConsumerGroup, Groups
 from txnkv.kafka.wire_codec import MalformedError, _varint, read_request
 from txnkv.server import Users, add_user
+from txnkv.storage import faults
 
 Serve = Callable[..., KafkaServer]
 Dial = Callable[[KafkaServer], Wire]
@@ -210,6 +212,70 @@ def test_a_server_stops_in_the_midst_of_a_handshake(
     with socket.create_connection(("127.0.0.1", server.port)), ThreadPoolExecutor(1) as pool:
         until(lambda: any(isinstance(each.channel, ssl.SSLSocket) for each in server._open))
         pool.submit(server.close).result(60)
+
+
+def test_who_speaks_no_tls_is_told_of_now_and_then(
+    serve: Serve, certificate: tuple[Path, Path], caplog: Any
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server = serve(tls=context)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port)) as one, suppress(OSError):
+            one.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            one.recv(1)
+    until(lambda: not server._open)
+    (told,) = caplog.messages
+    assert told.startswith("127.0.0.1 is closed: no TLS with it: ")
+    assert "HTTP_REQUEST" in told
+
+
+class Lacking:
+    """A socket that finds no descriptor for a connection, while files have all of them."""
+
+    def __init__(self, of: socket.socket) -> None:
+        self.of = of
+        self.files = ["idle"]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of, name)
+
+    def accept(self) -> Any:
+        if self.files:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.of.accept()
+
+
+def test_idle_files_make_room_for_connections(
+    server: KafkaServer, dial: Dial, monkeypatch: Any, caplog: Any
+) -> None:
+    lacking: Any = Lacking(server._socket)
+    server._socket = lacking
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "CLOSE_IDLE", [lacking.files.clear])
+        dial(server)  # was waited for before
+        assert dial(server).ask("ApiVersions", 0)["error_code"] == 0
+        until(lambda: len(server._open) == 2)
+    assert caplog.messages == []
+    lacking.files.append("in use")
+    dial(server)
+    waiting = dial(server)
+    until(lambda: caplog.messages)
+    lacking.files.clear()
+    assert waiting.ask("ApiVersions", 0)["error_code"] == 0
+    (told,) = caplog.messages
+    assert told.startswith("new connections wait: [Errno 24] Too many open files")
+
+
+def test_connections_leave_descriptors_to_the_store(
+    server: KafkaServer, dial: Dial, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(listener, "descriptor_limit", lambda: 5)
+    for _ in range(2):
+        assert dial(server).ask("ApiVersions", 0)["error_code"] == 0
+    with pytest.raises((EOFError, ConnectionError)):
+        dial(server).ask("ApiVersions", 0)
+    assert caplog.messages == ["127.0.0.1 is refused: 2 connections are the most"]
 
 
 def test_who_does_not_say_who_it_is_is_not_waited_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import os
 import weakref
@@ -19,7 +20,7 @@ import txnkv.aio
 from tests.remote.conftest import SCHEMA, Wire
 from tests.remote.test_faults import _until
 from txnkv.remote import unpack
-from txnkv.remote.channel import _Broken
+from txnkv.remote.channel import Channel, _Broken
 from txnkv.server import EVERYBODY, Limits, Server, Users, add_user, answering, guests
 from txnkv.transaction import Transaction
 
@@ -280,3 +281,53 @@ def test_tasks_that_wait_at_a_server_keep_no_thread_from_others(
             assert sorted(each.offset for each in found if each is not None) == list(range(20))
 
     asyncio.run(work())
+
+
+def test_a_client_that_could_not_connect_knocks_no_more(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error may be kept for long, and with it the client."""
+    made: list[Channel] = []
+    begin = Channel._client
+
+    def client(channel: Channel) -> Any:
+        made.append(channel)
+        return begin(channel)
+
+    monkeypatch.setattr(Channel, "_client", client)
+    gone = serve()
+    gone.close()
+    with pytest.raises(txnkv.UnavailableError, match="does not answer"):
+        txnkv.connect(f"grpc://127.0.0.1:{gone.port}")
+    assert {each.closed for each in made} == {True}
+    _until(lambda: not any(each._thread and each._thread.is_alive() for each in made))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.EMFILE, txnkv.UnavailableError),
+        (errno.ENOSPC, txnkv.StorageFullError),
+        (errno.ELOOP, OSError),
+    ],
+)
+def test_what_the_system_refuses_the_server_is_the_server_s(
+    remote: Callable[..., txnkv.Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    expected: type[Exception],
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(code, os.strerror(code), "some/file")
+
+    client = remote()
+    txn = client.new_transaction()
+    txn.insert("t", (1, "a"))
+    monkeypatch.setattr(Transaction, "_write_rows", refuse)
+    with pytest.raises(expected) as caught:
+        txn.commit()
+    monkeypatch.undo()
+    told = str(caught.value)
+    assert ("the server's some/file" in told) == (expected is not OSError)
+    assert "a call failed" in caplog.messages

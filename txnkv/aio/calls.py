@@ -38,7 +38,7 @@ from typing import (
 )
 
 from txnkv.errors import ClosedError
-from txnkv.storage import HASTE, BusyError, has_others_to_do, new_lock, waiting_for
+from txnkv.storage import HASTE, BusyError, has_others_to_do, new_lock, no_thread, waiting_for
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
@@ -164,6 +164,18 @@ def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
     return opening(call)
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads that do all they took: where the machine gives no more of them, those there are."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            if not self._threads:
+                self._work_queue.get_nowait()  # or a later thread would do what was refused
+                raise no_thread(error) from error
+
+
 class Calls:
     """The threads of one client.
 
@@ -185,7 +197,7 @@ class Calls:
         looks: Calls | None = None,
     ) -> None:
         begin = None if may_wait else has_others_to_do
-        self._pool = ThreadPoolExecutor(threads, initializer=begin, thread_name_prefix="txnkv-aio")
+        self._pool = _Threads(threads, initializer=begin, thread_name_prefix="txnkv-aio")
         self._closed = False
         self.patient, self.looks = patient or self, looks or self
 

@@ -38,7 +38,7 @@ from txnkv.kafka.wire_codec import (
     write_answer,
 )
 from txnkv.server import Users
-from txnkv.storage import new_lock
+from txnkv.storage import descriptor_limit, new_lock, no_thread, with_descriptor
 
 _log = logging.getLogger("txnkv.server")
 
@@ -70,6 +70,7 @@ _LEAST_RATE: Final = 1 << 20
 """Bytes of a request that come in each second, behind the first `_STUCK_SECONDS`."""
 _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE: Final = 0.05
+_QUIET_SECONDS: Final = 10.0
 _TIMEVAL: Final = struct.Struct("@ll")
 _HANGS_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 """Seen also behind requests that are not read yet; macOS says it with the other."""
@@ -249,7 +250,7 @@ class KafkaServer:
 
     Raises:
         StoreNotFoundError: there is none.
-        UnavailableError: it cannot listen there.
+        UnavailableError: it cannot listen there, or gets no thread.
     """
 
     def __init__(
@@ -265,6 +266,7 @@ class KafkaServer:
         self._lock = new_lock()
         self._open: set[_Connection] = set()
         self._closing = False
+        self._warned: dict[str, float] = {}
         self._broker = Broker(path, users, new_partitions)
         self._large = ByteRoom(_LARGE_ROOM)
         self._turns = ByteRoom(1)
@@ -277,7 +279,12 @@ class KafkaServer:
             raise UnavailableError(text) from None
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="txnkv-kafka", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._socket.close()
+            self._broker.close()
+            raise no_thread(error) from error
 
     def close(self) -> None:
         """Stop: connections are closed, what was not acknowledged counts as lost."""
@@ -301,11 +308,15 @@ class KafkaServer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, address = self._socket.accept()
-            except OSError:
+                connection, address = with_descriptor(self._socket.accept)
+            except OSError as error:
                 if self._closing:
                     return
-                time.sleep(_PAUSE)  # no descriptor is free, perhaps
+                self._warn(
+                    "new connections wait: %s; this process may have %d files open "
+                    "(RLIMIT_NOFILE, LimitNOFILE= of systemd)", error, descriptor_limit()
+                )  # fmt: skip
+                time.sleep(_PAUSE)
                 continue
             host, port = connection.getsockname()[:2]
             peer = Peer(host, port, str(address[0]), self._broker.work, self._broker.newcomer())
@@ -314,8 +325,10 @@ class KafkaServer:
                 target=self._serve, args=(made,), name="txnkv-kafka-client", daemon=True
             )
             with self._lock:
-                if self._closing or len(self._open) >= _MOST_CONNECTIONS:
+                most = min(_MOST_CONNECTIONS, descriptor_limit() // 2)
+                if self._closing or len(self._open) >= most:
                     connection.close()
+                    self._warn("%s is refused: %d connections are the most", peer.remote, most)
                     continue
                 self._open.add(made)
                 try:
@@ -323,6 +336,13 @@ class KafkaServer:
                 except RuntimeError:  # no thread is free: the others go on
                     self._open.discard(made)
                     connection.close()
+
+    def _warn(self, text: str, *args: object) -> None:
+        """Warn in these words, but not often: whoever comes again and again fills no log."""
+        now = time.monotonic()
+        if now >= self._warned.get(text, now):
+            self._warned[text] = now + _QUIET_SECONDS
+            _log.warning(text, *args)
 
     def _serve(self, connection: _Connection) -> None:
         peer = connection.peer
@@ -339,6 +359,10 @@ class KafkaServer:
             peer.has_hung_up = requests.channel.has_hung_up
             while not peer.closing.is_set() and self._answer(requests, peer):
                 pass
+        except ssl.SSLEOFError as error:
+            _log.debug("%s is gone: %s", peer.remote, error)
+        except ssl.SSLError as error:
+            self._warn("%s is closed: no TLS with it: %s", peer.remote, error)
         except MalformedError as error:
             _log.warning("%s is closed: %s", peer.remote, error)
         except (OSError, EOFError) as error:

@@ -508,9 +508,10 @@ class Channel:
         self._stop.set()
         if os.getpid() != self._pid or self._flight is None:
             return
-        body = {"version": wire.VERSION, "guest": self.guest}
+        body = pack({"version": wire.VERSION, "guest": self.guest})
         try:
-            deque(self._flight.do_action(fl.Action(wire.BYE, pack(body)), self._options), 0)
+            if self.server:  # or it knows of nobody
+                deque(self._flight.do_action(fl.Action(wire.BYE, body), self._options), 0)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             _log.info("%s was not told of the end: %s", self.address, _first_line(error))
         self._flight.close()
@@ -587,8 +588,7 @@ def _first_line(error: BaseException) -> str:
 
 def _heartbeats(channel: weakref.ref[Channel], stop: threading.Event, pause: float) -> None:
     while not stop.wait(pause):
-        found = channel()
-        if found is None:
+        if (found := channel()) is None:
             return
         try:
             found.beat()

@@ -124,7 +124,11 @@ class RemoteClient(RemoteHandle, Client):
         self.begun = 0  # transactions
         self.sessions = weakref.WeakSet()
         self._learned: dict[int, tuple[Schema, int]] = {}
-        self.tables()  # so that a wrong address or credential shows here
+        try:
+            self.tables()  # so that a wrong address or credential shows here
+        except BaseException:
+            self._channel.close()  # gRPC would go on knocking
+            raise
 
     def reference(self) -> list[Any]:
         return ["h", 0]

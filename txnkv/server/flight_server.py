@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,7 +39,7 @@ from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
 from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, lost, refused, together
 from txnkv.server.users import EVERYBODY, About, User, Users
-from txnkv.storage import GATE, new_lock
+from txnkv.storage import FULL_ERRNOS, GATE, NO_DESCRIPTOR_ERRNOS, lmdb_error, new_lock
 
 _log = logging.getLogger("txnkv.server")
 
@@ -433,6 +434,11 @@ def _known(error: Exception) -> Exception:
 
     It is kept until the client has it: without the frames, which have rows and streams.
     """
+    if isinstance(error, OSError):  # of this machine, not of the client's
+        _log.error("a call failed", exc_info=error)
+        if error.errno in NO_DESCRIPTOR_ERRNOS | FULL_ERRNOS:
+            file = f"the server's {error.filename or 'files'}"
+            error = lmdb_error(error, Path(file)) or error
     if isinstance(error, TxnkvError | ValueError | TypeError | OSError | RuntimeError):
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return error

@@ -61,6 +61,7 @@ from txnkv.storage.extents import giving_up
 from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,
+    NO_DESCRIPTOR_ERRNOS,
     DeniedError,
     InjectedFault,
     arm,
@@ -71,8 +72,10 @@ from txnkv.storage.faults import (
     disk_errors,
     fault_point,
     is_there,
+    lmdb_error,
     no_thread,
     storage_full,
+    with_descriptor,
 )
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import Map, StaleHandleError
