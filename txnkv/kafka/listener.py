@@ -327,8 +327,8 @@ class KafkaServer:
             with self._lock:
                 most = min(_MOST_CONNECTIONS, descriptor_limit() // 2)
                 if self._closing or len(self._open) >= most:
-                    connection.close()
                     self._warn("%s is refused: %d connections are the most", peer.remote, most)
+                    connection.close()
                     continue
                 self._open.add(made)
                 try:
