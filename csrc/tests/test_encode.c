@@ -180,8 +180,10 @@ static table_t table_make(block_kind_t kind, uint32_t width, content_t content, 
         }
         store_le32(table.offsets + 4 * (size_t)i, end);
         const uint32_t few = content == NUMBERS_FEW ? random_below(9) : random_below(100000);
-        end += (uint32_t)snprintf((char *)table.values + end, 24, content == NUMBERS_SAME ? "same"
-                                  : few % 9 == 0 ? "" : "value %u", few);
+        if (content == NUMBERS_SAME)
+            end += (uint32_t)snprintf((char *)table.values + end, 24, "same");
+        else if (few % 9 != 0)
+            end += (uint32_t)snprintf((char *)table.values + end, 24, "value %u", few);
     }
     if (kind == BLOCK_VARLEN) store_le32(table.offsets + 4 * (size_t)all, end);
     if (nulls) {

@@ -162,7 +162,7 @@ static void lines(void) {
 
 static void refused(void) {
     const uint32_t good[] = {0, 2, 4}, falling[] = {0, 3, 2}, far[] = {0, 2, 5};
-    const uint8_t text[4] = "abcd", bits = 3;
+    const uint8_t text[] = "abcd", bits = 3;
     json_field_t field = {{text, 4, (const uint8_t *)good, 12, NULL, 0, 0, 2}, NULL, 0,
                           JSON_LINE_STRING, 0};
     uint64_t bound;
