@@ -376,7 +376,6 @@ def _is_full(path: Path) -> bool:
     try:
         end = (path / "data.mdb").stat().st_size
         with tempfile.TemporaryFile(dir=path) as probe:
-            os.posix_fallocate(probe.fileno(), end, _PROBE_BYTES)
+            return os.pwrite(probe.fileno(), bytes(_PROBE_BYTES), end) < _PROBE_BYTES
     except OSError as error:
         return error.errno in FULL_ERRNOS
-    return False
