@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +19,7 @@ import pytest
 
 from tests.storage.conftest import SCHEMA
 from txnkv.errors import StorageFullError, UnavailableError
-from txnkv.storage import GATE, Store
+from txnkv.storage import GATE, Store, sqlite_connection
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside other work"])
@@ -42,7 +46,7 @@ def test_nothing_is_durable_by_a_sync_during_which_another_failed(
         else:
             status.sync()
 
-    monkeypatch.setattr("os.fdatasync", fdatasync)
+    monkeypatch.setattr(sqlite_connection, "sync_data", fdatasync)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(sync)
         with pytest.raises(UnavailableError, match="the disk failed"):
@@ -68,7 +72,7 @@ def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
     with GATE.use(), monkeypatch.context() as broken:
         with status.write(sync=False) as cursor:
             cursor.execute("INSERT INTO t VALUES (1, 1)")
-        broken.setattr("os.fdatasync", once)
+        broken.setattr(sqlite_connection, "sync_data", once)
         wait = status.begin_sync()
         assert failed.wait(60)
         wait()
@@ -119,8 +123,41 @@ def test_what_killed_processes_wrote_is_synced_when_the_store_is_opened(
     child.finish(-signal.SIGKILL)
     shutil.rmtree(path / "runtime")
     synced: list[int] = []
-    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(os.fstat(file).st_ino))
+    note = lambda file: synced.append(os.fstat(file).st_ino)  # noqa: E731
+    monkeypatch.setattr(sqlite_connection, "sync_data", note)
     wal = next(path.rglob("*-wal")).stat()
     assert wal.st_size > 0
     with Store.open(path, schema_sql=SCHEMA):
         assert wal.st_ino in synced
+
+
+@pytest.mark.parametrize("refused", [0, errno.ENOTSUP])
+def test_each_sync_empties_the_cache_of_the_disk_where_fsync_does_not(
+    tmp_path: Path, refused: int
+) -> None:
+    """By a command of fcntl, as macOS has it; not every file system there knows it."""
+    code = f"""
+    import fcntl, os, sys
+    synced, commands, fsync, other = [], [], os.fsync, fcntl.fcntl
+    fcntl.F_FULLFSYNC = 51
+    def plain(descriptor):
+        synced.append(descriptor)
+        fsync(descriptor)
+    def command(descriptor, number, *argument):
+        if number != 51: return other(descriptor, number, *argument)
+        commands.append(descriptor)
+        if {refused}: raise OSError({refused}, "no such command")
+    os.fsync, os.fdatasync, fcntl.fcntl = plain, None, command
+    from txnkv.storage import Store
+    with Store.open(sys.argv[1], schema_sql="CREATE TABLE t (id)") as store:
+        made = len(commands)
+        for i in range(5):
+            with store.status.write() as cursor:
+                cursor.execute("INSERT INTO t VALUES (?)", (i,))
+                (of_sqlite,) = cursor.execute("PRAGMA fullfsync").fetchone()
+        print(made > 2, len(commands) - made >= 5, of_sqlite)
+    print(synced == (commands if {refused} else []))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "store")]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert said.stdout.split() == ["True", "True", "1", "True"], said.stderr

@@ -569,7 +569,7 @@ def test_a_sync_beside_other_work_that_fails_is_made_up_for(
     with GATE.use(), monkeypatch.context() as broken:
         with db.write(sync=False) as cursor:
             cursor.execute("INSERT INTO t VALUES (2, 1)")
-        broken.setattr("os.fdatasync", fail)
+        broken.setattr(sqlite_connection, "sync_data", fail)
         wait = db.begin_sync()
         with pytest.raises(UnavailableError, match="the disk failed"):
             wait()

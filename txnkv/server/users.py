@@ -46,7 +46,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from txnkv.errors import AuthenticationError
 from txnkv.remote import RIGHTS, Right
-from txnkv.storage import is_there, new_lock
+from txnkv.storage import is_there, new_lock, sync
 
 _log = logging.getLogger("txnkv.server")
 
@@ -448,7 +448,7 @@ def add_user(
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     beside.replace(path)
     return f"{name}.{secret}"
 

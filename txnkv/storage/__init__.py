@@ -53,6 +53,7 @@ from txnkv.storage.directory import (
     numbers_in,
     opened,
     store_path,
+    sync,
     sync_directory,
 )
 from txnkv.storage.environment import EPOCH, READ_ID, Environment, new_epoch

@@ -56,6 +56,7 @@ from txnkv.storage.directory import (
     LIST,
     make_private_directory,
     make_private_file,
+    sync,
     sync_directory,
     sync_folders,
     to_read,
@@ -167,7 +168,7 @@ class BackupWriter:
         """List a file that somebody else wrote at `path(name)`, and make it durable."""
         with to_read(self.path(name)) as file:
             listed = copied(file, lambda _: None)
-            os.fsync(file.fileno())
+            sync(file.fileno())
         self._done(name, listed)
 
     def entries(self, name: str, put_all: Callable[[EntryFile], object]) -> None:
@@ -230,7 +231,7 @@ class BackupWriter:
         with with_descriptor(lambda: path.open("r+b", buffering=1 << 20)) as file:
             yield file.write
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
 
     def _take(self, earlier: Backup, name: str, size: int) -> bool:
         """Have a file of an earlier backup here too, if it has its size."""

@@ -32,7 +32,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -407,7 +407,7 @@ def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
         os.fchmod(file.fileno(), 0o600)
         file.write(json.dumps(content) + "\n")
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     new.rename(path / "FORMAT")
     sync_directory(path)
 
@@ -518,10 +518,29 @@ def make_private_file(path: Path) -> None:
         pass
 
 
+FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""Command of macOS, whose fsync leaves what was written in the cache of the disk."""
+
+
+def _sync_fully(descriptor: int) -> None:
+    try:
+        fcntl.fcntl(descriptor, FULL_SYNC or 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+            raise
+        os.fsync(descriptor)  # a file system that knows no other
+
+
+sync: Final[Callable[[int], None]] = _sync_fully if FULL_SYNC else os.fsync
+"""Makes what was written to a file durable, by its descriptor."""
+sync_data: Final = _sync_fully if FULL_SYNC else getattr(os, "fdatasync", os.fsync)
+"""The same, but for what reading it does not need."""
+
+
 def sync_directory(path: Path) -> None:
     """Makes the names in a directory durable."""
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)
+        sync(descriptor)
 
 
 def allocate(descriptor: int, length: int) -> None:

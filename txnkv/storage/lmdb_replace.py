@@ -46,7 +46,7 @@ import lmdb
 
 from txnkv.errors import UnavailableError
 from txnkv.storage import extents
-from txnkv.storage.directory import make_private_directory, opened, sync_directory
+from txnkv.storage.directory import make_private_directory, opened, sync, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
 from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, lmdb_error
@@ -121,7 +121,7 @@ def alone(folder: Path) -> Iterator[bool]:
 def sync_file(file: Path) -> None:
     """Make what was written to a file durable."""
     with opened(file, os.O_RDONLY) as descriptor:
-        os.fsync(descriptor)
+        sync(descriptor)
 
 
 def _opened(folder: Path, map_size: int, *, readonly: bool) -> closing[Any]:

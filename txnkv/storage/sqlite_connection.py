@@ -50,7 +50,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage.directory import STATUS_PAGE_BYTES, FileIdentity
+from txnkv.storage.directory import FULL_SYNC, STATUS_PAGE_BYTES, FileIdentity, sync_data
 from txnkv.storage.faults import (
     FULL_ERRNOS,
     InjectedFault,
@@ -157,6 +157,8 @@ def _prepare_read_write(connection: apsw.Connection) -> None:
     # and every fork closes all connections.
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.pragma("synchronous", "full")
+    if FULL_SYNC:
+        connection.pragma("fullfsync", 1)
     connection.pragma("wal_autocheckpoint", 0)
 
 
@@ -411,10 +413,7 @@ class WalFile:
                 descriptor = self.descriptor = with_descriptor(os.open, self.path, flags)
             except FileNotFoundError:
                 return  # nothing was ever committed
-        if hasattr(os, "fdatasync"):
-            os.fdatasync(descriptor)
-        else:
-            os.fsync(descriptor)
+        sync_data(descriptor)
 
     def begin_sync(self) -> Future[None]:
         """`sync` on another thread, which uses nothing but the file."""
