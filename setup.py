@@ -24,6 +24,7 @@ NATIVE = Extension(
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
     py_limited_api=True,
     extra_compile_args=["-O3", "-std=c11", "-fvisibility=hidden"],
+    extra_link_args=["-pthread"],  # semaphores, in a library of their own until glibc 2.34
 )
 NO_COMPILER = """
 

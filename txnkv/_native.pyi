@@ -204,6 +204,13 @@ class Turn:
     def take(self) -> bool: ...
     def release(self) -> None: ...
 
+class WriterLock:
+    """LMDB's lock of writers, where that is a semaphore (csrc/native/writer_lock.c)."""
+
+    named: bool
+    def __new__(cls, descriptor: int, /) -> Self: ...
+    def free(self, last: int, /) -> bool: ...
+
 class Words:
     """The 64-bit words of a writable buffer; all operations are sequentially consistent."""
 

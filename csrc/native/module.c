@@ -27,6 +27,7 @@ static int fill(PyObject *module) {
     if (add_type(module, "Table", &row_table_spec) < 0) return -1;
     if (add_type(module, "Turn", &turn_spec) < 0) return -1;
     if (add_type(module, "Words", &words_spec) < 0) return -1;
+    if (add_type(module, "WriterLock", &writer_lock_spec) < 0) return -1;
     return add_type(module, "Writes", &writes_spec);
 }
 

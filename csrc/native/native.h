@@ -19,6 +19,7 @@ extern PyType_Spec sqlite_writer_spec;
 extern PyType_Spec store_words_spec;
 extern PyType_Spec turn_spec;
 extern PyType_Spec words_spec;
+extern PyType_Spec writer_lock_spec;
 extern PyType_Spec writes_spec;
 
 /* Whether an object is Words that have a word, else -1 with an error set; then what it is, a new

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import _multiprocessing
 import errno
+import os
+import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.conftest import until
+from txnkv.core import WriterLock
 from txnkv.errors import StorageFullError, UnavailableError
-from txnkv.storage import Environment, Environments, StoreDirectory, arm, shrink
+from txnkv.storage import Environment, Environments, StoreDirectory, arm, lmdb_open, shrink
 from txnkv.storage.faults import lmdb_error
 
 PAGE = b"v" * 4000
@@ -176,6 +183,58 @@ def test_writer_killed_at_commit(
 
 
 # -- full disks ------------------------------------------------------------------------
+
+
+def test_a_semaphore_of_lmdb_that_a_dead_writer_took_is_given_back(
+    tmp_path: Path, in_child: Callable[[Callable[[], object]], int]
+) -> None:
+    """The next writer builds on what the dead one may have committed without saying so."""
+    name = f"/MDBw{os.getpid()}"
+    semaphore = _multiprocessing.SemLock(1, 1, 1, name, False)  # counts from 1 to 1
+    file = tmp_path / "lock.mdb"
+    file.write_bytes(b"12345678" + b"/MDBrx".ljust(56, b"\0") + name.encode().ljust(64, b"\0"))
+    try:
+        with file.open("r+b") as opened:
+            lock = WriterLock(opened.fileno())
+
+        def take() -> None:
+            assert semaphore.acquire(False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert in_child(take) == -signal.SIGKILL
+        assert not semaphore.acquire(False)
+        assert lock.named
+        assert lock.free(7)
+        assert file.read_bytes()[40:48] == (7).to_bytes(8, sys.byteorder)
+        assert not lock.free(9)  # nobody had it
+        assert file.read_bytes()[40:48] == (7).to_bytes(8, sys.byteorder)
+        assert semaphore.acquire(False)
+        assert not semaphore.acquire(False)  # it was given back once
+    finally:
+        _multiprocessing.sem_unlink(name)
+    with pytest.raises(OSError, match="No such file"):
+        lock.free(9)
+    file.write_bytes(bytes(128))
+    assert not lock.named
+    assert not lock.free(9)
+
+
+def test_writers_give_the_lock_of_a_dead_one_back(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system does not; no process has the turn then but this one."""
+    freed: list[int] = []
+    lock = SimpleNamespace(named=True, free=freed.append)
+    monkeypatch.setattr(lmdb_open, "_FREED_AT_DEATH", False)
+    monkeypatch.setattr(lmdb_open, "WriterLock", lambda _: lock)
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 1)
+    before = len(freed)
+    for number in range(3):
+        fill(environment, number, 1)
+    assert freed[before:] == list(range(freed[before], freed[before] + 3))
+    assert entries(environment) == 3
+
 
 LIMITED = """
 import resource

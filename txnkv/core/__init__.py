@@ -153,6 +153,7 @@ from txnkv.core.native import (
     SqliteWriter,
     StoreWords,
     Turn,
+    WriterLock,
     Writes,
     crc32c,
     hash64,

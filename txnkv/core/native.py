@@ -90,6 +90,7 @@ SharedWords = _native.Words
 SqliteWriter = _native.SqliteWriter
 StoreWords = _native.StoreWords
 Turn = _native.Turn
+WriterLock = _native.WriterLock
 Writes = _native.Writes
 messages = _native.messages
 monotonic_micros = _native.monotonic_micros
@@ -116,6 +117,7 @@ __all__ = [
     "SqliteWriter",
     "StoreWords",
     "Turn",
+    "WriterLock",
     "Writes",
     "allocate",
     "check",

@@ -13,6 +13,11 @@ A transaction that opens a handle itself may use it at once, but two that do so 
 would get the same slot: the lock is held from the first opening to the end of the transaction.
 Kept are the handles that are opened with the environment, and those of a write that commits; what
 a read opened, whose end frees the slot, is for that read alone.
+
+On Linux LMDB's lock of writers is a mutex that the kernel frees when its holder dies. On macOS it
+is a semaphore, which stays taken then. As every writer has the turn (a flock, which the kernel
+frees) before it asks for LMDB's lock, one who has the turn and finds the semaphore taken knows that
+a dead one took it, and gives it back.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -29,6 +35,7 @@ from typing import Any
 
 import lmdb
 
+from txnkv.core import WriterLock
 from txnkv.errors import CorruptionError, StoreNotFoundError, UnavailableError
 from txnkv.storage import extents
 from txnkv.storage.clocks import clock
@@ -55,6 +62,8 @@ _TRIES = 10
 _NEW_MAP = 1 << 20
 _BORN = 1
 """Number of the transaction that makes the mark and the databases of a new environment."""
+_FREED_AT_DEATH = sys.platform == "linux"
+"""LMDB's lock of writers."""
 _LOOK_EVERY = 1_000_000
 """Microseconds after which a reader looks whether the file is still in its place."""
 
@@ -101,6 +110,7 @@ class OpenLmdb:
         identity, base: of the file; see `extents`.
         turn: that of its writers. LMDB's own lock cannot be tried; nobody waits for that one, as
             all come by here.
+        lock: LMDB's own, where it is not freed at the death of its holder.
     """
 
     env: Any
@@ -111,6 +121,7 @@ class OpenLmdb:
     map: Map | None = None
     identity: bytes = b""
     base: int = 0
+    lock: WriterLock | None = None
     _inode: tuple[int, int] = (0, 0)
     _seen: int = 0
     _roomless: int = -1
@@ -145,9 +156,11 @@ class OpenLmdb:
         """
         size = _data_bytes(path, tracked if required is not None else None)
         writing = writing or size == 0
+        lock = _writer_lock(path) if writing and not _FREED_AT_DEATH else None
         env, inode = _opened_in_place(path, options, map_size, writing)
         opened = cls(env, path, writing, turn or FolderTurn(path), _inode=inode)
         try:
+            opened.lock = lock if lock is not None and lock.named else None
             if writing and opened.last_number <= _BORN:
                 # LMDB syncs what it writes, not the names of its files. Before the first commit, so
                 # that whoever finds a later one, in this process or another, finds it durable.
@@ -204,6 +217,8 @@ class OpenLmdb:
             raise ReopenError
         self.turn.acquire(wait=wait)
         try:
+            if self.lock is not None and self.turn.is_locked:
+                self.lock.free(self.last_number)
             return self.env.begin(write=True, buffers=True)
         except BaseException:
             self.end_write()
@@ -415,6 +430,13 @@ def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> An
             if not short or map_size <= _LEAST_MAP:
                 raise
             map_size //= 2
+
+
+def _writer_lock(path: Path) -> WriterLock:
+    """That of an environment which is to be opened: this process has no lock on its file yet."""
+    make_private_file(path / "lock.mdb")
+    with opened(path / "lock.mdb", os.O_RDWR) as descriptor:
+        return WriterLock(descriptor)
 
 
 def _data_bytes(path: Path, written: Tracked | None) -> int:

@@ -209,6 +209,11 @@ class FolderTurn(WriteTurn):
 
     _descriptor: int | None = None
 
+    @property
+    def is_locked(self) -> bool:
+        """Return True in a turn, but where the folder was removed."""
+        return self._descriptor is not None
+
     def _opened(self) -> int | None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with suppress(FileNotFoundError):  # it was removed: nobody else can write into it
