@@ -20,7 +20,9 @@ class Proc:
 
 def processes() -> dict[int, Proc]:
     """All of this machine, by their ids; those that are dead and not yet awaited left out."""
-    command = ["ps", "-A", "-ww", "-o", "pid=,ppid=,stat=,command="]
+    # Each column is an option: of a list, BSDs take all behind the first = for a title.
+    columns = ["-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "command="]
+    command = ["ps", "-A", "-ww", *columns]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {}
     for line in told.splitlines():

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
+from tools import processes
 from txnkv import TxnState
 from txnkv.spark import java, keepalive
 from txnkv.spark.settings import StorePlace
@@ -239,6 +242,23 @@ def test_a_short_job_needs_no_keeper(
     assert keepalive.at_work()
     txn.commit()
     until(lambda: not keepalive.at_work())
+
+
+def test_a_list_of_columns_is_not_asked_of_ps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of BSDs takes all behind the first = for a title."""
+    script = tmp_path / "ps"
+    script.write_text(f"""#!/bin/sh
+case "$*" in *=,*) exit 1;; esac
+exec {shutil.which("ps")} "$@"
+""")
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = java._from_ps(os.getpid())
+    assert found is not None
+    assert found.parent == os.getppid()
+    assert os.getpid() in processes.processes()
 
 
 def test_processes_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:

@@ -79,8 +79,9 @@ def _from_proc(pid: int) -> Process | None:
 
 
 def _from_ps(pid: int) -> Process | None:
+    # Each column is an option: of a list, BSDs take all behind the first = for a title.
     told = subprocess.run(
-        ["ps", "-o", "ppid=,stat=,lstart=,comm=", "-p", str(pid)],
+        ["ps", "-o", "ppid=", "-o", "stat=", "-o", "lstart=", "-o", "comm=", "-p", str(pid)],
         capture_output=True,
         text=True,
         check=False,
