@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
+from txnkv.errors import ClosedError, NotSupportedError, StorageFullError, UnavailableError
 from txnkv.storage import Runtime, clock, runtime_file
 from txnkv.storage.clocks import boot_id
 from txnkv.storage.directory import FORMAT_VERSION
@@ -43,6 +44,21 @@ def test_files_are_private_and_their_blocks_are_there(runtime: Runtime, folder: 
     shared = (folder / "shared").stat()
     assert shared.st_size == runtime_file.FILE_BYTES
     assert shared.st_blocks * 512 >= shared.st_size
+
+
+@pytest.mark.parametrize("written", [[], [70_000]], ids=["full", "full soon"])
+def test_where_the_system_gives_no_blocks_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[int]
+) -> None:
+    """On macOS the file was a hole."""
+    monkeypatch.delattr("os.posix_fallocate", raising=False)
+    Runtime.open(tmp_path / "runtime").close()
+    shared = (tmp_path / "runtime" / "shared").stat()
+    assert shared.st_size == runtime_file.FILE_BYTES
+    assert shared.st_blocks * 512 >= shared.st_size
+    monkeypatch.setattr("os.pwrite", Mock(side_effect=[*written, OSError(errno.ENOSPC, "full")]))
+    with pytest.raises(StorageFullError):
+        Runtime.open(tmp_path / "other")
 
 
 def test_processes_share_one_generation(runtime: Runtime, folder: Path, python) -> None:

@@ -544,15 +544,17 @@ def sync_directory(path: Path) -> None:
 
 
 def allocate(descriptor: int, length: int) -> None:
-    """Gives a file its blocks, so that writing through a map cannot meet a full disk.
+    """Gives a new file its blocks, so that writing through a map cannot meet a full disk.
 
     Raises:
         OSError: no room.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, length)
-    elif os.fstat(descriptor).st_size < length:
-        os.ftruncate(descriptor, length)
+        return
+    there = 0
+    while there < length:
+        there += os.pwrite(descriptor, bytes(length - there), there)
 
 
 class FileIdentity:
