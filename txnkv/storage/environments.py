@@ -8,6 +8,7 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,10 +113,11 @@ class _Table:
     def with_room(self, environment: Environment, open_it: Callable[[], None]) -> None:
         """Opens one more, and before that closes the idle ones that were used longest ago.
 
-        Each takes three descriptors, and a quarter of them is left to the program. Where that has
-        more open itself, half of the idle ones are closed, and no more are open from then on.
+        Each takes three descriptors (on macOS five, for there LMDB's locks are files too), and a
+        quarter of them is left to the program. Where that has more open itself, half of the idle
+        ones are closed, and no more are open from then on.
         """
-        cap = min(self.open_cap, descriptor_limit() // 4)
+        cap = min(self.open_cap, descriptor_limit() // (7 if sys.platform == "darwin" else 4))
         if len(self._opened) >= min(cap, WRITABLE_CAP):
             self._make_room(cap)
         with_descriptor(open_it)
