@@ -141,6 +141,13 @@ def until(what: Callable[[], Any], seconds: float = 300.0) -> Any:
         time.sleep(0.005)
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped by a signal, or dead."""
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return told.strip()[:1] in ("", "T", "Z")
+
+
 # What starts a Spark; the other tests of tests/spark call its parts in Python.
 _SPARK = (
     "benchmarks/test_streaming", "cli/test_demo", "cli/test_docs", "spark/test_altered",

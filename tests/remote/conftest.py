@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests.conftest import is_stopped
 from txnkv.server import Limits, Server, Users
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
@@ -133,10 +134,7 @@ class Serving:
     def stopped(self) -> bool:
         """Whether it is stopped by a signal, or gone."""
         assert self.popen is not None
-        if self.popen.poll() is not None:
-            return True
-        state = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state in "TZ"
+        return self.popen.poll() is not None or is_stopped(self.popen.pid)
 
     def signal(self, number: int) -> None:
         assert self.popen is not None

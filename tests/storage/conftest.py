@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -109,8 +110,8 @@ def directory(tmp_path: Path) -> StoreDirectory:
 
 @pytest.fixture
 def environments(directory: StoreDirectory) -> Iterator[Environments]:
-    """With a map of 64 KiB, so that growth is near."""
-    made = Environments(directory, initial_map_size=1 << 16)
+    """With a map of 16 pages, so that growth is near."""
+    made = Environments(directory, initial_map_size=16 * mmap.PAGESIZE)
     yield made
     made.close_all()
 

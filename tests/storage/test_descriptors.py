@@ -16,7 +16,7 @@ def limit(number):
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 def open_now():
-    return len(os.listdir("/proc/self/fd"))
+    return len(os.listdir("/dev/fd"))
 
 def take(leave=0):
     taken = []

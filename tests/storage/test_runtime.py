@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -365,6 +366,7 @@ def test_new_file_begins_at_another_change_number(folder: Path, python) -> None:
     assert python(OPEN + "say(runtime.change_number())", folder).finish() != first
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: Path, encoding: str) -> str:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -20,6 +20,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.conftest import is_stopped, until
 from tools.crash_topics import committed
 from tools.topic_contents import raw
 from tools.topic_writers import abort, batch, begin, commit, create, send, small
@@ -44,10 +45,7 @@ def stop():
 
 def wait_stopped(pid: int) -> None:
     """Until the kernel says so."""
-    while True:
-        with open(f"/proc/{pid}/stat") as stat:
-            if stat.read().rsplit(")", 1)[1].split()[0] == "T":
-                return
+    until(lambda: is_stopped(pid))
 
 
 @pytest.fixture
