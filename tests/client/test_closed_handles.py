@@ -210,3 +210,33 @@ def test_handles_are_not_pickled(client: txnkv.Client, kind: str) -> None:
     hints = {"client": r"txn\.serialize", "txn": r"txn\.serialize", "scan": r"scan\.tokens"}
     with pytest.raises(TypeError, match=hints.get(kind, "by its name")):
         pickle.dumps(handles(client)[kind])
+
+
+def test_sessions_and_producers_are_made_while_others_hear_of_a_change(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By other threads: DDL that was done failed, and a client that was half closed stayed so."""
+    beside = connect()
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    table, _ = client.create_table("t", schema), client.create_topic("made")
+    kept: list[Any] = [client.new_session() for _ in range(3)]
+    kept += [client.topic("made").producer() for _ in range(3)]
+    look_anew, close = type(kept[0]).look_anew, type(kept[-1]).close
+
+    def looking(session: Any, by: Any) -> None:
+        if client.is_open:
+            kept.append(client.new_session())
+        look_anew(session, by)
+
+    def closing(producer: Any) -> None:
+        kept.append(beside.topic("made").producer())
+        close(producer)
+
+    with monkeypatch.context() as beside_others:
+        beside_others.setattr(type(kept[0]), "look_anew", looking)
+        beside_others.setattr(type(kept[-1]), "close", closing)
+        table.alter(add={"more": "int64?"})
+        client.close()
+    assert not client.is_open
+    assert "made" in beside.topics()
+    assert len(kept) == 12

@@ -1,4 +1,4 @@
-"""Locks in a forked child: all are free there, whoever held them in the parent."""
+"""Locks in a forked child: all are free there, whoever held them in the parent. Sets of threads."""
 
 from __future__ import annotations
 
@@ -86,3 +86,22 @@ def test_a_lock_goes_with_its_owner() -> None:
     assert len(locks._made) == before + 1
     del lock
     assert len(locks._made) == before
+
+
+def test_a_set_is_looked_through_while_others_add_to_it() -> None:
+    """Of those that were there each one that is left, once."""
+
+    class Thing:
+        pass
+
+    things = [Thing() for _ in range(100)]
+    every = locks.SharedWeakSet(things)
+    seen = []
+    for each in every:
+        seen.append(each)
+        things.append(Thing())
+        every.add(things[-1])
+        every.discard(each)
+    assert set(seen) == set(things[:100])
+    del each, seen, things[:150]
+    assert len(list(every)) == 50

@@ -22,7 +22,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -40,7 +39,7 @@ from txnkv.errors import (
     require_number,
     require_text,
 )
-from txnkv.storage import new_condition, new_rlock, shielded
+from txnkv.storage import SharedWeakSet, new_condition, new_rlock, shielded
 from txnkv.topics import (
     PATIENCE,
     Delivered,
@@ -423,7 +422,7 @@ def _size(row: Pending) -> int:
 
 # -- exit ------------------------------------------------------------------------------
 
-_OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()
+_OPEN: Final = SharedWeakSet["Producer"]()
 
 
 def close_producers(connection: Connection | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -47,7 +46,7 @@ from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
 from txnkv.remote.wire import arguments, like, remote_calls
-from txnkv.storage import CachedProperty, new_lock
+from txnkv.storage import CachedProperty, SharedWeakSet, new_lock
 from txnkv.tables import Schema
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
@@ -122,7 +121,7 @@ class RemoteClient(RemoteHandle, Client):
         self.claims = {}
         self.claiming = new_lock()
         self.begun = 0  # transactions
-        self.sessions = weakref.WeakSet()
+        self.sessions = SharedWeakSet()
         self._learned: dict[int, tuple[Schema, int]] = {}
         try:
             self.tables()  # so that a wrong address or credential shows here

@@ -83,6 +83,7 @@ from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import (
     CachedProperty,
+    SharedWeakSet,
     new_baton,
     new_condition,
     new_event,

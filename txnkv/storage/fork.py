@@ -40,7 +40,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from txnkv.errors import NotSupportedError
-from txnkv.storage.locks import SharedGate
+from txnkv.storage.locks import SharedGate, SharedWeakSet
 
 QUIET_SECONDS = 30.0
 """The time for which a fork waits for other threads to leave the storage layer."""
@@ -86,8 +86,8 @@ class ForkGate(SharedGate):
     def __init__(self) -> None:
         super().__init__()
         self.refused = False
-        self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
-        self._threaded: weakref.WeakSet[object] = weakref.WeakSet()
+        self._members = SharedWeakSet[Forkable]()
+        self._threaded = SharedWeakSet[object]()
         self._threads_lost = False
         self._refusal: str | None = None
         self._forking = _Forking()

@@ -46,8 +46,8 @@ import time
 from _thread import RLock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Final, TypeVar
-from weakref import ref
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakSet, ref
 
 T = TypeVar("T")
 
@@ -63,6 +63,14 @@ class CachedProperty(functools.cached_property[T]):
     def __init__(self, func: Callable[[Any], T]) -> None:
         super().__init__(func)
         self.lock = nullcontext()
+
+
+class SharedWeakSet(WeakSet[T]):
+    """A weak set that a thread may look through while others add to it: it sees those of before."""
+
+    def __iter__(self) -> Iterator[T]:
+        references = cast(Any, self).data.copy()  # at once, in C
+        return (each for one in references if (each := one()) is not None)
 
 
 def new_lock() -> threading.Lock:

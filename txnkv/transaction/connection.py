@@ -29,7 +29,7 @@ from typing import (
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
-from txnkv.storage import WhenDropped, new_lock, shielded
+from txnkv.storage import SharedWeakSet, WhenDropped, new_lock, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
@@ -175,7 +175,7 @@ class Endable(Protocol):
         """Let the next call find out what has changed."""
 
 
-INHERITED: Final = weakref.WeakSet[Endable]()
+INHERITED: Final = SharedWeakSet[Endable]()
 """Sessions of all clients, which a forked child has too."""
 
 
@@ -320,7 +320,7 @@ class Connection:
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
         self.keepalive_time = keepalive_time
-        self.sessions: weakref.WeakSet[Endable] = weakref.WeakSet()
+        self.sessions = SharedWeakSet[Endable]()
         self.is_open = True
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
