@@ -19,6 +19,7 @@ from txnkv import core
 from txnkv.storage import new_rlock
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
+from txnkv.tables.read import lookup
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet
@@ -226,6 +227,22 @@ def test_row_sets_of_few_rows_that_lie_apart_are_looked_into_once(
     after |= {500: "again 500", 3: "last 3", 4: "last 4"}
     del after[995]
     assert seen(table) == after
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_a_write_looks_into_no_more_of_an_index_in_a_large_transaction(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    client.create_index(table, ["v"], unique=True)
+    txn = begin(client)
+    for k in range(n):
+        write(txn, "insert", [k, 1000 - k])
+    looked = count(monkeypatch, lookup._Search, "_rows")
+    write(txn, "upsert", [3, 500, 997], "4")  # among the values that are there
+    assert 1 <= len(looked) <= 8
+    with pytest.raises(txnkv.RowErrors, match="unique"):
+        txn.write("t", pa.table({"id": [2000], "v": ["5"]}))
+    txn.rollback()
 
 
 def count(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> list[str]:

@@ -459,7 +459,7 @@ class _Search:
             yield from self._memory(view.own, 0, EVERY_STAMP, own=True)
         if view.flight is not None:
             yield from self._in_flight(view.flight)
-        for step in view.staged_steps:
+        for step in view.staged_steps(self._keys):
             yield from self._row_set(step, decide=True, own=True)
         if self._names and not self._stamps and self._keys.n <= _FEW:
             yield from self._committed()

@@ -219,10 +219,14 @@ class TabletView:
         every = (*self.staged, *self.unresolved, *self.settled)
         return tuple(info for info in every if info.kind != TOMBSTONES)
 
-    @property
-    def staged_steps(self) -> tuple[Step, ...]:
-        """The own row sets in the order in which a key is looked for."""
-        return tuple(Step(info, hides=True) for info in self.staged)
+    def staged_steps(self, keys: core.Keys) -> list[Step]:
+        """The own row sets that may have some of `keys`, in the order in which these are looked
+        for.
+        """
+        if not self.staged:
+            return []
+        lacks = self.tablet.sought(keys).lacks
+        return [Step(info, hides=True) for info in self.staged if not lacks(info.id)]
 
     @property
     def steps(self) -> tuple[Step, ...]:
