@@ -153,6 +153,10 @@ class Serving:
         return int(self.popen.returncode)
 
 
+_REQUEST_BYTES = 100
+"""At least; HTTP/2's own pings and windows are shorter."""
+
+
 class Wire:
     """Passes bytes between clients and a server, and cuts the connections when it is told to.
 
@@ -167,7 +171,7 @@ class Wire:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.answers = True
-        self.kept_back = threading.Event()
+        self.asked, self.kept_back = threading.Event(), threading.Event()
         self.late = 0.0
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -191,8 +195,11 @@ class Wire:
     def _pass(self, one: socket.socket, other: socket.socket, answers: bool) -> None:
         with suppress(OSError):
             while data := one.recv(1 << 16):
+                if not self.answers and not answers and len(data) > _REQUEST_BYTES:
+                    self.asked.set()
                 if answers and not self.answers:
-                    self.kept_back.set()
+                    if self.asked.is_set():
+                        self.kept_back.set()
                     continue
                 time.sleep(self._latency)
                 other.sendall(data)
@@ -205,15 +212,16 @@ class Wire:
         return f"grpc://127.0.0.1:{self.port}"
 
     def cut_at_an_answer(self) -> None:
-        """Keep the next answer back, and cut all connections then."""
+        """Keep the answer to the next request back, and cut all connections then."""
 
         def cut() -> None:
             assert self.kept_back.wait(60)
             self.answers = True
             self.cut()
 
-        self.answers = False
+        self.asked.clear()
         self.kept_back.clear()
+        self.answers = False
         threading.Thread(target=cut, daemon=True).start()
 
     def cut(self) -> None:

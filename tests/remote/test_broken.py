@@ -530,12 +530,9 @@ def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wi
     with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
         table = client.table("t")
         for number in range(3):
-            wire.answers = False
-            cut = threading.Timer(0.3, lambda: (setattr(wire, "answers", True), wire.cut()))
-            cut.start()
+            wire.cut_at_an_answer()
             with client.transaction() as txn:
                 txn.insert(table, (number, "once"))  # a second time it would be refused
-            cut.join()
         wire.cut()
         table.insert((3, "once"))
         wire.cut()

@@ -55,6 +55,7 @@ def tables(client: txnkv.Client) -> None:
     fill(client, MANY, 1)
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_a_new_table_costs_one_opening_and_one_commit(
     client: txnkv.Client, tables: None, asked: Counter[str]
 ) -> None:

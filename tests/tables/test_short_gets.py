@@ -280,7 +280,9 @@ def test_a_tablet_that_follows_from_bytes_of_the_key(
         if flushed:
             internals.flush(client)
         assert [table.get(each) for each in keys] == rows
-        assert (short(table, keys[7]) == rows[7]) is known
+        # What is at hand is so for a tenth of a second, and a busy machine takes longer.
+        tries = ((table.get(keys[7]), short(table, keys[7]))[1] for _ in range(100))
+        assert any(found == rows[7] for found in tries) is known
         assert table.get_many(keys).to_pylist() == rows
         assert table.scan(ordered=True).to_arrow().to_pylist() == sorted(rows, key=key_of)
     (nothing,) = {table.get(key_of(each | {"i": 999, "s": "x", "u": 8})) for each in rows[:3]}

@@ -59,7 +59,6 @@ from txnkv.storage.directory import (
     sync,
     sync_directory,
     sync_folders,
-    to_read,
 )
 from txnkv.storage.environment import Environment
 from txnkv.storage.faults import (
@@ -70,6 +69,7 @@ from txnkv.storage.faults import (
     fault_point,
     is_there,
     not_made,
+    to_read,
     with_descriptor,
 )
 from txnkv.storage.sqlite_connection import sqlite_error

@@ -38,8 +38,8 @@ from txnkv.storage.backup_files import (
     require_listed,
     whole_folder,
 )
-from txnkv.storage.directory import LIST, folder_at, make_private_directory, to_read
-from txnkv.storage.faults import disk_errors, is_there, with_descriptor
+from txnkv.storage.directory import LIST, folder_at, make_private_directory
+from txnkv.storage.faults import disk_errors, is_there, to_read, with_descriptor
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from txnkv.errors import (
     CorruptionError,
@@ -501,11 +501,6 @@ def numbers_in(folder: Path) -> set[int]:
     """
     with disk_errors(folder):
         return {int(name) for name in with_descriptor(os.listdir, folder) if name.isdigit()}
-
-
-def to_read(path: Path) -> BinaryIO:
-    """Open a file of bytes."""
-    return with_descriptor(lambda: path.open("rb", buffering=1 << 20))
 
 
 def make_private_file(path: Path) -> None:

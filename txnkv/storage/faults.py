@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import BinaryIO, Final, ParamSpec, TypeVar
 
 import apsw
 import lmdb
@@ -342,6 +342,11 @@ def with_descriptor(open_it: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     for close in CLOSE_IDLE:
         close()
     return open_it(*args, **kwargs)
+
+
+def to_read(path: Path) -> BinaryIO:
+    """Open a file of bytes."""
+    return with_descriptor(lambda: path.open("rb", buffering=1 << 20))
 
 
 def is_without_descriptor() -> bool:
