@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.remote.remote_handles import RemoteTable
 
 SCHEMA = txnkv.Schema({"id": "int64", "a": "int64?", "b": "int64?"}, primary_key=["id"])
 CHANGES: list[tuple[dict[str, Any], dict[str, int | None]]] = [
@@ -162,6 +163,30 @@ def test_a_row_that_names_no_changed_column_is_taken(store: txnkv.Client, remote
         session.flush()
     assert [each.key for each in refused.value.errors] == [2]
     assert list(here.scan()) == [{"id": 1, "x": None, "b": 2, "a": None}]
+
+
+def test_an_alter_between_the_check_of_a_row_and_its_place_in_the_queue(
+    store: txnkv.Client, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread: the row went on by the columns of after it."""
+    here, client = store.create_table("t9", SCHEMA), remote()
+    table, session = client.table("t9"), client.new_session()
+    checked = RemoteTable.checked
+    session.upsert(table, {"id": 0, "a": 5})
+
+    def then_altered(self: RemoteTable, op: str, row: Any) -> Any:
+        found = checked(self, op, row)
+        monkeypatch.undo()
+        table.alter(drop=["a"], rename={"b": "a"}, add={"b": "int64?"})
+        return found
+
+    monkeypatch.setattr(RemoteTable, "checked", then_altered)
+    session.upsert(table, (1, 10, 20))
+    session.upsert(table, (2, 30, 40))
+    with pytest.raises(txnkv.RowErrors, match="was altered") as refused:
+        session.flush()
+    assert [each.key for each in refused.value.errors] == [0, 1]
+    assert list(here.scan()) == [{"id": 2, "a": 30, "b": 40}]
 
 
 def _run(client: txnkv.Client, table: txnkv.Table, row: Any, again: Any) -> None:

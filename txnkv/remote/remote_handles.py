@@ -94,9 +94,8 @@ class RemoteTable(RemoteHandle, Table):
         self._connection = connection
         self._name: str = told["name"]
         self._id: int = told["id"]
-        self.known: Schema = told["schema"]
-        self.checker = RowChecker(self.known)
-        self._connection.learn_schema(self._id, self.known)
+        self._checker = RowChecker(told["schema"])  # and the schema that is known, as one
+        self._connection.learn_schema(self._id, told["schema"])
         self._changes = self.channel.changes
         self._lock = new_lock()
         self._row_ids = iter(range(0))
@@ -122,7 +121,7 @@ class RemoteTable(RemoteHandle, Table):
     def schema(self) -> Schema:
         with suppress(TableNotFoundError, ClosedError):  # it is as it was
             self.learn(self._call("schema"))
-        return self.known
+        return self._checker.schema
 
     def _at(self, at: At) -> Any:
         return self
@@ -134,11 +133,12 @@ class RemoteTable(RemoteHandle, Table):
     def learn(self, schema: Schema) -> None:
         """Take a schema for the table's present one."""
         self._connection.learn_schema(self._id, schema)
-        if not is_same(schema, self.known):
-            self.known, self.checker = schema, RowChecker(schema)
+        if not is_same(schema, self._checker.schema):
+            self._checker = RowChecker(schema)
 
-    def checked(self, op: str, row: Any) -> tuple[Any, ...]:
-        """Return the values of a row, or of a key that is deleted.
+    def checked(self, op: str, row: Any) -> tuple[tuple[Any, ...], RowChecker]:
+        """Return the values of a row, or of a key that is deleted, and what has checked them: they
+        are of the columns of its schema, while another thread may alter the table.
 
         Raises:
             SchemaError: it does not fit the table.
@@ -146,14 +146,15 @@ class RemoteTable(RemoteHandle, Table):
         if self._changes != self.channel.changes:
             self._changes = self.channel.changes
             _ = self.schema
+        checker = self._checker
         try:
-            return self.checker[op].take(row)
+            return checker[op].take(row), checker
         except SchemaError:
-            before = self.checker
             _ = self.schema  # perhaps it was altered elsewhere
-            if self.checker is before:
+            before, checker = checker, self._checker
+            if checker is before:
                 raise
-            return self.checker[op].take(row)
+            return checker[op].take(row), checker
 
     def _put(self, op: str, *args: Any, **named: Any) -> None:
         self._connection.require_writable()
@@ -162,8 +163,9 @@ class RemoteTable(RemoteHandle, Table):
 
     @like(Table.alter)
     def alter(self, *args: Any, **named: Any) -> Schema:
-        self.learn(self._call("alter", *args, **named))
-        return self.known
+        found: Schema = self._call("alter", *args, **named)
+        self.learn(found)
+        return found
 
     @like(Table.scan)
     def scan(self, *args: Any, **named: Any) -> Scan:
@@ -201,11 +203,11 @@ class TableThen(RemoteTable):
     def __init__(self, table: RemoteTable, schema: Schema) -> None:
         self._connection, self._name, self._id = table._connection, table.name, table.id
         self._changes = table._changes
-        self.known, self.checker = schema, RowChecker(schema)
+        self._checker = RowChecker(schema)
 
     @property
     def schema(self) -> Schema:
-        return self.known
+        return self._checker.schema
 
 
 def reader_of(handle: Any, name: str, *args: Any) -> pa.RecordBatchReader:

@@ -83,12 +83,12 @@ class Changes:
         Raises:
             SchemaError: it does not fit the table.
         """
-        values = table.checked(op, row)
+        values, checker = table.checked(op, row)
         last = self.rows[-1] if self.rows else None
-        if last is None or last[1] is not table or last[0] != op or last[4] is not table.checker:
-            known = table.known
+        if last is None or last[1] is not table or last[0] != op or last[4] is not checker:
+            known = checker.schema
             names = known.primary_key if op in DELETES else known.names
-            last = [op, table, {name: known.ids[name] for name in names}, [], table.checker]
+            last = [op, table, {name: known.ids[name] for name in names}, [], checker]
             self.rows.append(last)
         last[3].append(list(values))
         self.count += 1

@@ -46,17 +46,18 @@ class RowChecker(dict[str, core.RowCheck]):
     a value does not fit) and TypeError (it is no row).
 
     Attributes:
+        schema: of the table.
         rows: the native codec of whole rows.
     """
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+        self.schema = schema
         types = {name: column.type for name, column in schema.columns.items()}
         nullable = [name for name, column in schema.columns.items() if column.nullable]
         self.rows = core.row_table(types, nullable, schema.primary_key, MISSING)
 
     def __missing__(self, op: str) -> core.RowCheck:
-        schema, fits = self._schema, self.rows.fits
+        schema, fits = self.schema, self.rows.fits
         names = list(schema.primary_key) if op in DELETES else schema.names
         at = [schema.names.index(name) for name in names]
 
