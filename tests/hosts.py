@@ -26,6 +26,9 @@ QUICK = {
     "client.test_run": {},
     "client.test_with": {},
     "client.test_one_row": {},
+    "client.test_stale_handles": {
+        "test_a_subscription_of_another_store_is_refused_over_a_server": FOLDER,
+    },
 }
 SLOW = {
     "client.test_callbacks": {},

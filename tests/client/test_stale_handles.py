@@ -19,9 +19,13 @@ SCHEMA = txnkv.Schema({"id": "int64"}, ["id"])
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[txnkv.Client]:
+def other(tmp_path: Path, host: str) -> Iterator[txnkv.Client]:
     """A client of a second store, where ids are those of the first."""
-    with txnkv.connect(tmp_path / "other") as client:
+    with ExitStack() as stack:
+        client = stack.enter_context(txnkv.connect(tmp_path / "other"))
+        if host == "elsewhere":
+            server = stack.enter_context(closing(Server(client.path, "grpc://127.0.0.1:0")))
+            client = stack.enter_context(txnkv.connect(f"grpc://127.0.0.1:{server.port}"))
         yield client
 
 
@@ -42,14 +46,33 @@ def test_a_handle_of_what_was_dropped_drops_no_namesake(client: txnkv.Client) ->
         client.consumer(topic, group="g")
 
 
-def test_a_handle_drops_its_table_whatever_the_name(client: txnkv.Client) -> None:
-    with txnkv.connect(client.path) as second:
-        table = second.create_table("t", SCHEMA)
-        client.rename_table("t", "u")
-        client.create_table("t", SCHEMA)
-        assert client.table(table).name == "u"
-        second.drop_table(table)
-        assert client.tables() == ["t"]
+@pytest.mark.parametrize("namesake", [True, False])
+def test_a_handle_is_of_its_table_whatever_the_name(
+    connect: Callable[..., txnkv.Client], namesake: bool
+) -> None:
+    """Over a server another table, which had the name by then, was renamed and lost its index."""
+    client, second, third = connect(), connect(), connect()
+    table = second.create_table("t", SCHEMA)
+    client.rename_table("t", "u")
+    there = ["t"] if namesake else []
+    new = client.create_table("t", SCHEMA) if namesake else None
+    renamed = client.table("u")
+    assert client.table(table).name == table.name == "u"
+    second.create_index(table, "id")
+    third.create_index(table=table, columns=["id"], unique=False, progress=None)
+    assert [each.columns for each in renamed.indexes] == [("id",)]
+    if new is not None:
+        assert new.indexes == []
+        client.create_index(new, "id")
+    second.drop_index(table, "id")
+    assert renamed.indexes == []
+    assert new is None or new.indexes
+    assert second.rename_table(table, "v").name == table.name == "v"
+    assert second.tables() == [*there, "v"]
+    client.rename_table(renamed, "w")
+    assert (table.schema, table.name) == (SCHEMA, "w")
+    second.drop_table(table)
+    assert client.tables() == there
 
 
 @pytest.mark.parametrize("wrong", [None, 5, object()])
@@ -62,7 +85,9 @@ def test_what_is_no_handle(client: txnkv.Client, wrong: Any) -> None:
             ask(wrong)
 
 
-def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv.Client) -> None:
+def test_handles_of_another_store_are_refused(
+    client: txnkv.Client, other: txnkv.Client, host: str
+) -> None:
     for each in (client, other):
         each.create_table("t", SCHEMA).insert({"id": 1})
         each.create_topic("e").subscribe("s").close()
@@ -88,12 +113,16 @@ def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv
         lambda _: client.table(table),
         lambda _: client.topic(topic),
         lambda _: client.drop_table(table),
+        lambda _: client.rename_table(table, "u"),
+        lambda _: client.create_index(table, "id"),
+        lambda _: client.drop_index(table, "id"),
         lambda _: client.drop_topic(topic),
         lambda _: client.consumer(topic, group="g"),
         lambda _: client.snapshot().get(table, 1),
         lambda _: list(client.snapshot().scan(table)),
-        lambda _: client.table("t").get(1, snapshot=other.snapshot()),
     ]
+    if host == "here":  # a server has no such handle
+        asks.append(lambda _: client.table("t").get(1, snapshot=other.snapshot()))
     for ask in asks:
         txn = client.new_transaction()
         with pytest.raises(ValueError, match=r"is one of the store .*, and this is .*: take "):

@@ -381,33 +381,6 @@ def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[...
         client.get_flight_info(fl.FlightDescriptor.for_path("none"))
 
 
-def test_a_handle_of_what_was_dropped_drops_no_namesake(
-    store: txnkv.Client, remote: Remote
-) -> None:
-    client = remote()
-    table, topic = client.table("t"), client.topic("events")
-    schema = table.schema
-    client.drop_table(table)
-    client.drop_topic(topic)
-    client.drop_table(table, missing_ok=True)
-    store.create_table("t", schema)
-    store.create_topic("events")
-    for ask in (client.drop_table, client.table):
-        with pytest.raises(txnkv.TableNotFoundError, match="'t' is the name of another now"):
-            ask(table)
-    with pytest.raises(TypeError, match="a table is a name or a Table, not "):
-        client.table(5)
-    for ask in (client.drop_topic, client.topic, lambda topic: client.consumer(topic, group="g")):
-        with pytest.raises(txnkv.TopicNotFoundError, match="'events' is the name of another now"):
-            ask(topic)
-    client.drop_topic(topic, missing_ok=True)
-    assert "t" in store.tables()
-    assert store.topics() == ["events"]
-    client.drop_table("t")
-    client.drop_topic(client.topic("events"))
-    assert store.topics() == []
-
-
 def test_who_only_reads_is_told_all_that_is_read(store: txnkv.Client, remote: Remote) -> None:
     reader = remote(read_only=True)
     with store.transaction() as txn:

@@ -394,7 +394,7 @@ x = c.transaction()
 """
 
 OTHERWISE = {
-    "Client": "accept_loss attempts backup drop_index retries",
+    "Client": "accept_loss attempts backup drop_index require_own retries",
     "Scan": "to_polars",
     "Session": "begin_anew end",
     "Transaction": "begin deserialize drop",

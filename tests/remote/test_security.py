@@ -21,6 +21,7 @@ from tests.remote.conftest import SCHEMA
 from txnkv.cli import main
 from txnkv.remote import ACTION, VERSION, pack
 from txnkv.remote.channel import Call
+from txnkv.remote.remote_handles import RemoteTable
 from txnkv.server import Limits, Server, Users, add_user
 
 
@@ -173,6 +174,37 @@ def test_a_table_has_the_rights_of_its_present_name(
         store.rename_table("hidden", "t")
         assert table.get(1) == {"id": 1, "v": "b"}
     assert store.table("t").count() == 1
+
+
+def test_who_changes_a_table_by_a_handle_has_the_right_to_it(
+    store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """A hostile client gives the number of another table, or a handle of another kind."""
+    path = tmp_path / "users.toml"
+    token = add_user(path, "joe", "admin", ["t", "mine"], [])
+    hidden = store.create_table("hidden", SCHEMA)
+    with txnkv.connect(f"grpc://127.0.0.1:{serve(Users(path)).port}", credentials=token) as joe:
+        table = joe.table("t")
+        wrong = RemoteTable(joe, {"name": "t", "id": hidden.info.id, "schema": SCHEMA})
+        calls: list[tuple[str, tuple[Any, ...]]] = [
+            ("table", ()), ("create_index", ("v",)), ("drop_index", ("v",)),
+            ("rename_table", ("mine",)), ("drop_table", ()),
+        ]  # fmt: skip
+        for name, args in calls:
+            with pytest.raises(txnkv.AuthenticationError, match="table 'hidden'"):
+                getattr(joe, name)(wrong, *args)
+            for other in (joe, joe.new_transaction()):
+                with pytest.raises(ValueError, match=f"{name} takes the name of a table"):
+                    joe.channel.call(Call("Client", joe, name, (other, *args)))
+        for name in ("create_table", "recall_table"):
+            with pytest.raises(ValueError, match=f"{name} takes the name of a table"):
+                joe.channel.call(Call("Client", joe, name, (table,)))
+        assert store.tables() == ["hidden", "t"]
+        joe.create_index(table, "v")
+        assert joe.rename_table(table, "mine").indexes
+        joe.drop_table(table)
+    assert store.tables() == ["hidden"]
+    assert hidden.indexes == []
 
 
 @pytest.mark.parametrize(

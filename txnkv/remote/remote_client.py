@@ -17,7 +17,6 @@ from txnkv.client import (
     Planning,
     Snapshot,
     Table,
-    Topic,
     close_producers,
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnId, TxnState
@@ -83,9 +82,9 @@ _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 @remote_calls(
     "Client",
     "tables topics transactions abort_transaction keep_transaction_alive "
-    "applied applications forget_applied stats metrics repair_clock check compact "
-    "create_index drop_index",
+    "applied applications forget_applied stats metrics repair_clock check compact",
 )
+@remote_calls("Client", "create_index drop_index", by="_call_of_table")
 @remote_calls("Client", "create_table recall_table", RemoteTable)
 @remote_calls("Client", "create_topic", RemoteTopic)
 class RemoteClient(RemoteHandle, Client):
@@ -184,12 +183,12 @@ class RemoteClient(RemoteHandle, Client):
     # -- catalog -----------------------------------------------------------------------
 
     @like(Client.table)
-    def table(self, name: Any) -> Table:
-        return self.table_of(self._own_name(self.table_of, name))
+    def table(self, name: Any) -> RemoteTable:
+        return self._table_told("table", name)
 
     @like(Client.topic)
-    def topic(self, name: Any) -> Topic:
-        return self.topic_of(self._own_name(self.topic_of, name))
+    def topic(self, name: Any) -> RemoteTopic:
+        return RemoteTopic(self, self._call_of_topic("topic", name))
 
     def learn_schema(self, table: int, schema: Schema) -> None:
         """Note that a table has this schema now, by its id."""
@@ -203,58 +202,68 @@ class RemoteClient(RemoteHandle, Client):
         return begun
 
     def rename_table(self, table: AnyTable, name: str) -> Table:
-        known = self.table_of(table)
-        made = RemoteTable(self, self._call("rename_table", known.name, name))
-        known.learn_name(name)
-        return made
+        return self._table_told("rename_table", table, name)
 
     def table_of(self, table: Any) -> RemoteTable:
         """Return the table of a name or handle."""
-        table = getattr(table, "info", table)
-        if isinstance(table, RemoteTable):
-            return table
-        if not isinstance(table, str):
-            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        return RemoteTable(self, self._call("table", table))
+        return self.table(table) if isinstance(table, str) else self._handle_of_table(table)
 
     def table_info(self, table: Any) -> Any:
-        found = self.table_of(table)
-        return self.table(found.name) if found is table else found
+        return self.table(table)
 
     def topic_info(self, topic: Any) -> TopicInfo:
-        return self.topic_of(self._own_name(self.topic_of, topic)).info
+        return self.topic(topic).info
 
     def topic_of(self, topic: Any) -> RemoteTopic:
         """Return the topic of a name or handle."""
-        if isinstance(topic, RemoteTopic):
-            return topic
-        topic = getattr(topic, "info", topic)
-        if isinstance(topic, TopicInfo):
-            return RemoteTopic(self, {"info": topic})
-        if not isinstance(topic, str):
-            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
-        return RemoteTopic(self, self._call("topic", topic))
+        return self.topic(topic) if isinstance(topic, str) else self._handle_of_topic(topic)
 
     @like(Client.drop_table)
     def drop_table(self, name: Any, missing_ok: bool = False, keep: float = 0.0) -> None:
         with suppress(*((TableNotFoundError,) if missing_ok else ())):
-            self._call("drop_table", self._own_name(self.table_of, name), missing_ok, keep)
+            self._call_of_table("drop_table", name, missing_ok, keep)
 
     @like(Client.drop_topic)
     def drop_topic(self, name: Any, missing_ok: bool = False) -> None:
         with suppress(*((TopicNotFoundError,) if missing_ok else ())):
-            self._call("drop_topic", self._own_name(self.topic_of, name), missing_ok)
+            self._call_of_topic("drop_topic", name, missing_ok)
 
-    @staticmethod
-    def _own_name(of: Callable[[Any], RemoteTable | RemoteTopic], given: Any) -> str:
-        """The name of a table or topic, which is not another's by now."""
-        if isinstance(given, str):
-            return given
-        known = of(given)
-        if of(known.name).reference() != known.reference():
-            missing = TableNotFoundError if isinstance(known, RemoteTable) else TopicNotFoundError
-            raise missing(f"{known.name!r} is the name of another now: this one was dropped")
-        return known.name
+    def _table_told(self, call: str, table: Any, *args: Any) -> RemoteTable:
+        made = RemoteTable(self, self._call_of_table(call, table, *args))
+        if not isinstance(table, str):
+            self._handle_of_table(table).learn_name(made.name)
+        return made
+
+    def _call_of_table(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
+        """Call with a table by its name, or by the handle: its name may be another's by now."""
+        given = table if isinstance(table, str) else self._handle_of_table(table)
+        return self._call(name, given, *args, **named)
+
+    def _call_of_topic(self, name: str, topic: Any, *args: Any) -> Any:
+        given = topic if isinstance(topic, str) else self._handle_of_topic(topic)
+        return self._call(name, given, *args)
+
+    def _handle_of_table(self, table: Any) -> RemoteTable:
+        found = getattr(table, "info", table)
+        if not isinstance(found, RemoteTable):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        self.require_own(found, f"table {found._name!r}", f"client.table({found._name!r})")
+        return found
+
+    def _handle_of_topic(self, topic: Any) -> RemoteTopic:
+        info = getattr(topic, "info", topic)
+        if not isinstance(info, TopicInfo):
+            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
+        self.require_own(topic, f"topic {info.name!r}", f"client.topic({info.name!r})")
+        return topic if isinstance(topic, RemoteTopic) else RemoteTopic(self, {"info": info})
+
+    def require_own(self, handle: Any, what: object, take: str) -> None:
+        of = getattr(handle, "_connection", self)
+        if of.path != self.path and Planning.of(of).store_id != self.planning.store_id:
+            raise ValueError(
+                f"{what} is one of the store {of.path}, and this is {self.path}: take {take}, of a "
+                "client of this store"
+            )
 
     # -- transactions ------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ class RemoteTable(RemoteHandle, Table):
 
     @property
     def name(self) -> str:
+        """The name as this handle heard it last: `schema` and `client.table(handle)` ask."""
         return self._name
 
     @property
@@ -119,9 +120,14 @@ class RemoteTable(RemoteHandle, Table):
 
     @property
     def schema(self) -> Schema:
-        with suppress(TableNotFoundError, ClosedError):  # it is as it was
-            self.learn(self._call("schema"))
+        self._look()
         return self._checker.schema
+
+    def _look(self) -> None:
+        with suppress(TableNotFoundError, ClosedError):  # it is as it was
+            told = self._connection._call("table", self)
+            self.learn_name(told["name"])
+            self.learn(told["schema"])
 
     def _at(self, at: At) -> Any:
         return self
@@ -145,12 +151,12 @@ class RemoteTable(RemoteHandle, Table):
         """
         if self._changes != self.channel.changes:
             self._changes = self.channel.changes
-            _ = self.schema
+            self._look()
         checker = self._checker
         try:
             return checker[op].take(row), checker
         except SchemaError:
-            _ = self.schema  # perhaps it was altered elsewhere
+            self._look()  # perhaps it was altered elsewhere
             before, checker = checker, self._checker
             if checker is before:
                 raise
@@ -201,13 +207,12 @@ class TableThen(RemoteTable):
     """A table as a transaction has it, by the columns of its begin."""
 
     def __init__(self, table: RemoteTable, schema: Schema) -> None:
-        self._connection, self._name, self._id = table._connection, table.name, table.id
+        self._connection, self._name, self._id = table._connection, table._name, table.id
         self._changes = table._changes
         self._checker = RowChecker(schema)
 
-    @property
-    def schema(self) -> Schema:
-        return self._checker.schema
+    def _look(self) -> None:
+        """It stays as it was."""
 
 
 def reader_of(handle: Any, name: str, *args: Any) -> pa.RecordBatchReader:
@@ -236,7 +241,10 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
         return super().reference()
 
     def _table(self, table: Any) -> Table:
-        return table if isinstance(table, Table) else self._connection.table(table)
+        if isinstance(table, RemoteTable) and table._connection is self._connection:
+            return table
+        found: Table = self._connection.table(table)
+        return found
 
     def require_open(self) -> None:
         if self._closed:
@@ -288,7 +296,7 @@ class RemoteScan(RemoteHandle, Scan):
         return True
 
     def __repr__(self) -> str:
-        name = self._source.name if isinstance(self._source, Table) else self._of.name
+        name = (self._source if self._of is None else self._of)._name
         at = "not read yet" if self._bound is None else f"at {int(self._bound)}"
         return f"<Scan of {name!r}, columns {', '.join(self._schema.names)}, {at}>"
 

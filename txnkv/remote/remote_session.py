@@ -453,7 +453,7 @@ class RemoteSession(RemoteHandle, Session):
         self.given = True
 
     def _table_of(self, table: Any) -> RemoteTable:
-        if isinstance(table, RemoteTable):
+        if isinstance(table, RemoteTable) and table._connection is self._connection:
             return table
         found = self._tables.get(table) if isinstance(table, str) else None
         if found is None:
@@ -461,7 +461,7 @@ class RemoteSession(RemoteHandle, Session):
         return found
 
     def _topic_of(self, topic: Any) -> RemoteTopic:
-        if isinstance(topic, RemoteTopic):
+        if isinstance(topic, RemoteTopic) and topic._connection is self._connection:
             return topic
         found = self._topics.get(topic) if isinstance(topic, str) else None
         if found is None:

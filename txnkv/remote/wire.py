@@ -73,7 +73,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult, message_ids
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 13
+VERSION: Final = 14
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -98,8 +98,8 @@ class Method(NamedTuple):
     Attributes:
         right: the right that it needs, to the table or topic that it is about.
         names: its first argument is the name of a "table" or "topic".
-        given: its first argument is a table, topic or subscription, by a reference alone: of these
-            rights are asked.
+        given: its first argument is a table, topic or subscription, by a reference, or by the name
+            where it `names` one, and by nothing else: of these rights are asked.
         again: nothing is lost or doubled when it is made twice.
         stream: it is answered by batches, as they are read.
     """
@@ -126,20 +126,22 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("none", "tables topics applied applications transaction_state", again=True),
         **_all("none", "attempts snapshot open_scan new_session begin join planning", again=True),
         **_all("none", "open_diff", again=True, stream=True),
-        **_all("read", "table", names="table", again=True),
-        **_all("read", "topic", names="topic", again=True),
+        **_all("read", "table", names="table", given=True, again=True),
+        **_all("read", "topic", names="topic", given=True, again=True),
         **_all("none", "outcome", again=True),
         **_all("none", "keep_transaction_alive commits"),
         **_all("write", "forget_applied"),
-        **_all("admin", "create_table drop_table recall_table rename_table", names="table"),
-        **_all("admin", "create_index drop_index", names="table"),
-        **_all("admin", "create_topic drop_topic", names="topic"),
+        **_all("admin", "create_table recall_table", names="table"),
+        **_all("admin", "drop_table rename_table", names="table", given=True),
+        **_all("admin", "create_index drop_index", names="table", given=True),
+        **_all("admin", "create_topic", names="topic"),
+        **_all("admin", "drop_topic", names="topic", given=True),
         **_all("admin", "transactions stats metrics check", again=True),
         **_all("admin", "abort_transaction repair_clock compact"),
     },
     "Table": {
         **_all("read", "get get_by get_many", again=True),
-        **_all("read", "schema indexes history count scan diff_tokens", again=True),
+        **_all("read", "indexes history count scan diff_tokens", again=True),
         **_all("read", "diff", again=True, stream=True),
         **_all("write", "insert upsert update delete next_ids restore"),
         **_all("admin", "alter"),
@@ -218,13 +220,7 @@ def _call(name: str, of: Any, method: Method, made: Any, by: str) -> Callable[..
             assert takes is not None
             given = takes.bind(self, *args, **named)
             given.arguments.pop("progress", None)  # who has none of a server
-            _, *rest = given.args
-            if method.names:  # of the handle, where one is given
-                rest[:1] = [
-                    each if isinstance(each, str) else getattr(each, "name", each)
-                    for each in rest[:1]
-                ]
-            args, named = tuple(rest), given.kwargs
+            args, named = given.args[1:], given.kwargs
         found = getattr(self, by)(name, *args, **named)
         return found if made is None else made(self._connection, found)
 

@@ -116,13 +116,14 @@ def prepared(guest: Guest, content: Any) -> Prepared:
     if method is None:
         raise NotSupportedError(f"there is no call {name!r} of a {kind or 'handle'}")
     about = target.about
-    if method.names:
+    referred = args and isinstance(args[0], Reference) and args[0].kind == method.names
+    if method.names and not (method.given and referred):
         if not args or not isinstance(args[0], str):
             raise ValueError(f"{name} takes the name of a {method.names}")
         about = About(method.names, args[0])  # type: ignore[arg-type]
     if about is not None or method.right != "none":
         guest.user.require(method.right, about)
-    if method.given:
+    if method.given and not method.names:
         require_reference(name, args, named)
     if not args and not named:
         return Prepared(method, kind, name, target.value, about, args, {}, makes)
@@ -284,7 +285,7 @@ def _end_of(guest: Guest, client: Client, id: int) -> TxnState:
     return state if state.ended else client.outcome(id)
 
 
-def _rename_table(guest: Guest, client: Client, table: str, name: Any) -> Table:
+def _rename_table(guest: Guest, client: Client, table: str | Table, name: Any) -> Table:
     """By who may do so with either name."""
     if not isinstance(name, str):
         raise ValueError(f"a table's name is a non-empty string, not {name!r}")
