@@ -206,7 +206,14 @@ class RemoteClient(RemoteHandle, Client):
 
     def table_of(self, table: Any) -> RemoteTable:
         """Return the table of a name or handle."""
-        return self.table(table) if isinstance(table, str) else self._handle_of_table(table)
+        if isinstance(table, str):
+            return self.table(table)
+        found = getattr(table, "info", table)
+        if not isinstance(found, RemoteTable):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        if found._connection is not self:
+            self.require_own(found, f"table {found.name!r}", f"client.table({found.name!r})")
+        return found
 
     def table_info(self, table: Any) -> Any:
         return self.table(table)
@@ -216,7 +223,13 @@ class RemoteClient(RemoteHandle, Client):
 
     def topic_of(self, topic: Any) -> RemoteTopic:
         """Return the topic of a name or handle."""
-        return self.topic(topic) if isinstance(topic, str) else self._handle_of_topic(topic)
+        if isinstance(topic, str):
+            return self.topic(topic)
+        info = getattr(topic, "info", topic)
+        if not isinstance(info, TopicInfo):
+            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
+        self.require_own(topic, f"topic {info.name!r}", f"client.topic({info.name!r})")
+        return topic if isinstance(topic, RemoteTopic) else RemoteTopic(self, {"info": info})
 
     @like(Client.drop_table)
     def drop_table(self, name: Any, missing_ok: bool = False, keep: float = 0.0) -> None:
@@ -231,31 +244,16 @@ class RemoteClient(RemoteHandle, Client):
     def _table_told(self, call: str, table: Any, *args: Any) -> RemoteTable:
         made = RemoteTable(self, self._call_of_table(call, table, *args))
         if not isinstance(table, str):
-            self._handle_of_table(table).learn_name(made.name)
+            self.table_of(table).learn_name(made.name)
         return made
 
     def _call_of_table(self, name: str, table: Any, *args: Any, **named: Any) -> Any:
         """Call with a table by its name, or by the handle: its name may be another's by now."""
-        given = table if isinstance(table, str) else self._handle_of_table(table)
+        given = table if isinstance(table, str) else self.table_of(table)
         return self._call(name, given, *args, **named)
 
     def _call_of_topic(self, name: str, topic: Any, *args: Any) -> Any:
-        given = topic if isinstance(topic, str) else self._handle_of_topic(topic)
-        return self._call(name, given, *args)
-
-    def _handle_of_table(self, table: Any) -> RemoteTable:
-        found = getattr(table, "info", table)
-        if not isinstance(found, RemoteTable):
-            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        self.require_own(found, f"table {found._name!r}", f"client.table({found._name!r})")
-        return found
-
-    def _handle_of_topic(self, topic: Any) -> RemoteTopic:
-        info = getattr(topic, "info", topic)
-        if not isinstance(info, TopicInfo):
-            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
-        self.require_own(topic, f"topic {info.name!r}", f"client.topic({info.name!r})")
-        return topic if isinstance(topic, RemoteTopic) else RemoteTopic(self, {"info": info})
+        return self._call(name, topic if isinstance(topic, str) else self.topic_of(topic), *args)
 
     def require_own(self, handle: Any, what: object, take: str) -> None:
         of = getattr(handle, "_connection", self)
