@@ -5,6 +5,7 @@ its threads give it while one of them asks goes there once.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import txnkv
 from txnkv.remote import channel
 from txnkv.remote.remote_session import RemoteSession
+from txnkv.server import Limits, Server
 
 
 def scanned(_: txnkv.Client, table: txnkv.Table) -> Callable[[], Any]:
@@ -182,3 +184,62 @@ def test_an_id_of_another_store_is_of_no_transaction_of_this_client(
     with client.transaction() as txn:
         txn.upsert("t", (2, "2"))
     assert store.table("t").count() == 2
+
+
+class Odd:
+    """A value that no request can have."""
+
+
+def test_a_request_that_is_not_sent_loses_nothing_of_others(
+    store: txnkv.Client, remote: Any
+) -> None:
+    """The begins that waited in front of it were gone, and so were handles to be given up."""
+    client = remote()
+    table, channel = client.table("t"), client.channel
+    txn, session = client.new_transaction(), client.new_session()
+    txn.insert(table, (1, "a"))
+    session.insert(table, (2, "b"))
+    waited = list(channel._waiting)
+    assert len(waited) == 2
+    channel.drop(1 << 40)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        table.get(Odd())
+    assert channel._waiting == waited
+    assert 1 << 40 in channel._dropped
+    txn.commit()
+    session.close()
+    assert store.table("t").count() == 2
+
+
+def test_one_that_cannot_begin_is_in_front_of_nothing_for_ever(
+    store: txnkv.Client, remote: Any
+) -> None:
+    client = remote()
+    table, txn = client.table("t"), client.new_transaction()
+    txn.insert(table, (1, "a"))
+    with pytest.raises(TypeError, match="cannot be sent"):
+        client.run(lambda other: other.get(table, 1), timeout=Odd())
+    txn.commit()
+    assert store.table("t").count() == 1
+
+
+def test_a_request_that_is_refused_as_a_whole_loses_nothing_of_others(
+    store: txnkv.Client, serve: Callable[..., Server]
+) -> None:
+    with txnkv.connect(f"grpc://127.0.0.1:{serve(limits=Limits(message_bytes=9000)).port}") as one:
+        table, txn = one.table("t"), one.new_transaction()
+        txn.insert(table, (1, "a"))
+        with pytest.raises(ValueError, match="takes up to 9,000"):
+            table.get_many(range(9000))
+        txn.commit()
+    assert store.table("t").count() == 1
+
+
+def test_threads_that_take_what_waits_at_once_share_it() -> None:
+    """The one that came last to the last of them raised IndexError out of any call."""
+
+    class Raced(deque[int]):
+        def __bool__(self) -> bool:
+            return True  # as before another thread took it
+
+    assert channel.Channel._some(Raced([1, 2])) == [1, 2]

@@ -57,18 +57,17 @@ _RECONNECT: Final = [
 ]
 """A server that is there again is found soon; gRPC itself waits for up to two minutes."""
 _PAUSE: Final = 0.4  # longer than gRPC waits with that; until then it lets every call fail
-_CONNECTING_SECONDS: Final = 5.0
-"""For a connection to a busy server; half of the call's patience if that is less."""
+_CONNECTING_SECONDS: Final = 5.0  # to a busy server; half of the call's patience if that is less
 
 _TRIES: Final = 3
+_HEART: Final = "txnkv-heartbeats"
 _NOT_SENT: Final = re.compile(
     r"(?i)failed to connect|connection refused|name resolution|DNS|no such file|handshake"
 )
-_HINTS: Final = {
+_HINTS: Final = {  # by a part of gRPC's words: why a server is not trusted, and what to do
     "certificate verify failed": "credentials have `ca`, the authority of the server's certificate",
     "is not in peer certificate": "take an address with a name that the server's certificate has",
 }
-"""By a part of gRPC's words: why a server is not trusted, and what to do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,12 +137,9 @@ class Channel:
         self.patience = max(_LEAST_PATIENCE, min(keepalive_time, 30.0))
         self._options = fl.FlightCallOptions(timeout=self.patience, headers=headers)
         self._unbounded = fl.FlightCallOptions(headers=headers)
-        self._tls = tls
-        self._refer = refer
-        self._read_only = read_only
+        self._tls, self._refer, self._read_only = tls, refer, read_only
         self._lock = new_lock()
-        self._pid = os.getpid()
-        self._stop = new_event()
+        self._pid, self._stop = os.getpid(), new_event()
         self.guest = uuid.uuid4().hex
         self.server = ""  # which one has answered
         self._flight: fl.FlightClient | None = None
@@ -157,7 +153,7 @@ class Channel:
         self.changes = 0  # of tables, that errors told of
         self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
-        self.closing = self._closed = False
+        self.closing = self.closed = False  # here
 
     # -- calls -------------------------------------------------------------------------
 
@@ -215,9 +211,18 @@ class Channel:
             yield first
         except UnavailableError as error:
             if not isinstance(error, LostHandleError):
-                with self._lock:  # it did not arrive, or may be made again
-                    self._waiting = first + self._waiting
+                self._wait_again(first)  # it did not arrive, or may be made again
             raise
+
+    def _wait_again(self, first: list[Call]) -> None:
+        with self._lock:
+            self._waiting[:0] = first
+        first.clear()
+
+    def _is_sendable(self, call: Call) -> bool:
+        with suppress(Exception):
+            return bool(pack(call.content(), self._refer))
+        return False
 
     def _send_waiting(self) -> None:
         with self._in_front() as first:
@@ -227,19 +232,25 @@ class Channel:
     def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
         body = self._head() | {"number": next(self._numbers)}
         body["once"] = not all(call.again for call in calls)
-        body["first"] = [call.content() for call in first]
-        body["calls"] = [call.content() for call in calls]
         body["answered"] = answered = self._some(self._answered)
         body["drop"] = dropped = self._some(self._dropped)
+        request = b""
         try:
-            return self._ask(body, first, calls)
+            body["first"] = [call.content() for call in first]
+            body["calls"] = [call.content() for call in calls]
+            request = pack(body, self._refer)
+            return self._ask(request, body, first, calls)
         except BaseException:  # perhaps it did not arrive, and to be told twice is fine
             self._answered.extend(answered)
             self._dropped.extend(dropped)
+            if not request:  # for a value that is not sent: what others wait for is none of it
+                first[:] = filter(self._is_sendable, first)
+                self._wait_again(first)
             raise
 
-    def _ask(self, body: dict[str, Any], first: list[Call], calls: tuple[Call, ...]) -> Any:
-        request = pack(body, self._refer)
+    def _ask(
+        self, request: bytes, body: dict[str, Any], first: list[Call], calls: tuple[Call, ...]
+    ) -> Any:
         number, every = body["number"], (*first, *calls)
         tries = given = 0
         waits = self.server != ""  # it was there, and may be again
@@ -255,7 +266,9 @@ class Channel:
                         if done is not None:
                             done(value)
                     if error is not None:
-                        del first[:given]  # they were made
+                        del first[:given]  # they were made, or the request was refused
+                        if not isinstance(error, CommitOutcomeUnknownError):
+                            self._wait_again(first)
                         self._answered.append(number)
                         self.changes += tells_of_change(error)
                         raise error
@@ -351,11 +364,7 @@ class Channel:
         return _Broken(text, arrived=True, late=isinstance(error, fl.FlightTimedOutError))
 
     def require_writable(self, call: Call | None = None) -> None:
-        """Refuse a call that writes, or any, where this client was opened to read only.
-
-        Raises:
-            NotSupportedError: it was.
-        """
+        """Refuse a call that writes, or any, where this client was opened to read only."""
         if self._read_only and (call is None or call.writes):
             raise NotSupportedError(
                 f"{self.address} was opened with read_only=True: connect without it to write"
@@ -430,7 +439,7 @@ class Channel:
         except _FlightFailed as failed:
             answer = _last_words(answers)
             if answer is None:
-                raise self._understood(_closed(writer) or failed.error) from None
+                raise self._understood(_closed(writer) or failed.args[0]) from None
         except BaseException:
             _closed(writer)
             raise
@@ -468,12 +477,8 @@ class Channel:
                     raise ValueError(f"{self.address}: {_first_line(error)}") from None
             if self._thread is None:
                 self._stop = new_event()
-                self._thread = threading.Thread(
-                    target=_heartbeats,
-                    args=(weakref.ref(self), self._stop, self.keepalive_time / 4),
-                    name="txnkv-heartbeats",
-                    daemon=True,
-                )
+                args = weakref.ref(self), self._stop, self.keepalive_time / 4
+                self._thread = threading.Thread(None, _heartbeats, _HEART, args, daemon=True)
                 self._thread.start()
             return self._flight
 
@@ -485,7 +490,7 @@ class Channel:
                 "do not survive a fork: connect in a process that was spawned, or forked before "
                 "the first connect"
             )
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"the client of {self.address} was closed; connect again")
 
     def beat(self) -> None:
@@ -502,9 +507,9 @@ class Channel:
 
     def close(self) -> None:
         """Give up all handles at the server. Twice is fine."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._stop.set()
         if os.getpid() != self._pid or self._flight is None:
             return
@@ -517,16 +522,14 @@ class Channel:
         self._flight.close()
         GATE.discard_threaded(self)
 
-    @property
-    def closed(self) -> bool:
-        """It was closed here."""
-        return self._closed
-
     @staticmethod
     def _some(waiting: deque[int]) -> list[int]:
         found = []
         while waiting:
-            found.append(waiting.popleft())
+            try:
+                found.append(waiting.popleft())
+            except IndexError:  # another thread has taken the last one
+                break
         return found
 
 
@@ -534,8 +537,7 @@ class _Kept:
     __slots__ = ("_dropped", "_handle")
 
     def __init__(self, dropped: deque[int], handle: int) -> None:
-        self._dropped = dropped
-        self._handle = handle
+        self._dropped, self._handle = dropped, handle
 
     def __del__(self) -> None:
         self._dropped.append(self._handle)
@@ -552,10 +554,6 @@ class _Broken(Exception):
 
 class _FlightFailed(Exception):
     """Flight failed, not the source of the batches."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def _flight(do: Callable[..., Any], *args: Any) -> Any:
