@@ -4,10 +4,14 @@ its threads give it while one of them asks goes there once.
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +247,45 @@ def test_threads_that_take_what_waits_at_once_share_it() -> None:
             return True  # as before another thread took it
 
     assert channel.Channel._some(Raced([1, 2])) == [1, 2]
+
+
+def test_heartbeats_go_on_whatever_one_meets(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their thread ended with an error that it had not thought of, and the client was given up."""
+    client = remote(keepalive_time=0.5)
+    txn = client.new_transaction()
+    txn.serialize()
+    revived, again = list[Any](), threading.Event()
+
+    def revive(txn: Any) -> None:
+        revived.append(txn)
+        if len(revived) == 1:
+            raise RuntimeError("no way")
+        again.set()
+
+    monkeypatch.setattr(type(txn), "revive", revive)
+    assert again.wait(60)
+
+
+def test_heartbeats_revive_what_is_shared_while_others_share(
+    remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another thread may at each step that it takes to copy them all."""
+    client = remote()
+    first = [client.new_transaction() for _ in range(3)]
+    others = [client.new_transaction() for _ in range(30)]
+    for txn in first:
+        txn.serialize()
+    revived, coming, pauses = list[Any](), iter(others), iter([False, True])
+    monkeypatch.setattr(type(first[0]), "revive", lambda txn: revived.append(txn))
+
+    def share(frame: Any, *_: object) -> None:
+        for txn in islice(coming, "weakref" in frame.f_code.co_filename):
+            txn._keep_token(first[0]._token)
+
+    stop = SimpleNamespace(wait=lambda _: next(pauses))
+    sys.setprofile(share)
+    try:
+        channel._heartbeats(weakref.ref(client.channel), stop, 0.0)
+    finally:
+        sys.setprofile(None)
+    assert set(first) <= set(revived)

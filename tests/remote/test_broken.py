@@ -557,7 +557,7 @@ def test_a_commit_that_comes_after_the_question_how_it_ended(
         channel = client.channel  # type: ignore[attr-defined]
         spare = channel.spare_id()
         assert client.outcome(spare) is txnkv.TxnState.ABORTED
-        channel.keep_id(spare)
+        channel.spare_ids.append(spare)
         late = client.new_transaction()
         late.insert(table, (2, "all of it is late"))
         with pytest.raises(txnkv.UnavailableError, match="begin again"):

@@ -227,7 +227,7 @@ def test_rows_that_the_server_had_are_not_left_out_of_a_commit(
 ) -> None:
     """It had refused a call for now, after it had begun the transaction and taken its rows."""
     if refused == "get":
-        idle.client.channel._spare_ids.clear()  # it has no id to begin by
+        idle.client.channel.spare_ids.clear()  # it has no id to begin by
     txn = idle.client.new_transaction()
     txn.insert(idle.table, (1, "a"))
 

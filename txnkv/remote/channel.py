@@ -51,11 +51,10 @@ from txnkv.storage import GATE, new_event, new_lock
 _log = logging.getLogger("txnkv")
 
 _LEAST_PATIENCE: Final = 2.0
-_RECONNECT: Final = [
+_RECONNECT: Final = [  # a server that is there again is found soon: gRPC waits for two minutes
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
 ]
-"""A server that is there again is found soon; gRPC itself waits for up to two minutes."""
 _PAUSE: Final = 0.4  # longer than gRPC waits with that; until then it lets every call fail
 _CONNECTING_SECONDS: Final = 5.0  # to a busy server; half of the call's patience if that is less
 
@@ -120,7 +119,7 @@ class Channel:
         read_only: refuse to send what writes.
 
     Attributes:
-        shared: transactions that others know of, which outlive the server's process.
+        shared: transactions that others know of, which outlive the server's process; by `id`.
     """
 
     def __init__(
@@ -148,10 +147,10 @@ class Channel:
         self._waiting: list[Call] = []
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()
-        self._spare_ids: deque[int] = deque()
-        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.spare_ids: deque[int] = deque()  # that the server gave, to begin by
+        self._streams: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.changes = 0  # of tables, that errors told of
-        self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self.closing = self.closed = False  # here
 
@@ -196,9 +195,8 @@ class Channel:
             TxnkvError, ValueError, TypeError: as the call itself raises.
         """
         self.require_open()
-        if self._read_only:
-            for call in calls:
-                self.require_writable(call)
+        for call in calls if self._read_only else ():
+            self.require_writable(call)
         with self._in_front() as first:
             return self._call(first, calls)
 
@@ -292,7 +290,7 @@ class Channel:
     def _asks_again(self, state: dict[str, Any], body: dict[str, Any], first: list[Call]) -> bool:
         """Tell whether nothing is done yet; ids of an earlier server give way to new ones."""
         if state["server"] != self.server:
-            self._spare_ids.clear()  # another one gave them
+            self.spare_ids.clear()  # another one gave them
             self.server = state["server"]
         ids = dict(state.get("ids", ()))
         for call in first:
@@ -306,13 +304,9 @@ class Channel:
     def spare_id(self) -> int:
         """Return an id for a transaction that is to begin; 0: there is none."""
         try:
-            return self._spare_ids.popleft()
+            return self.spare_ids.popleft()
         except IndexError:
             return 0
-
-    def keep_id(self, id: int) -> None:
-        """Keep an id that the server gave for a transaction that begins later."""
-        self._spare_ids.append(id)
 
     def _after(self, broken: _Broken, tries: int, again: bool) -> None:
         """Wait before the same request is sent again, or give up."""
@@ -384,7 +378,7 @@ class Channel:
             schema = reader.schema
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise self._read_failed(error) from None
-        self._streams.add(reader)
+        self._streams[id(reader)] = reader
         return schema, self._batches(reader)
 
     def _batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
@@ -499,11 +493,14 @@ class Channel:
         body = self._head() | {"drop": (dropped := self._some(self._dropped))}
         try:
             deque(self._client().do_action(fl.Action(wire.PING, pack(body)), self._options), 0)
-        except (fl.FlightError, pa.ArrowException, OSError) as error:
+        except Exception as error:
             self._dropped.extend(dropped)  # for the next one
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
-            for reader in list(self._streams):
+            for reader in _alive(self._streams):
                 reader.cancel()  # who reads it is told, and does not wait for ever
+        for txn in _alive(self.shared):  # one that a server lost is joined again in time
+            with suppress(TxnkvError):
+                txn.revive()
 
     def close(self) -> None:
         """Give up all handles at the server. Twice is fine."""
@@ -590,9 +587,13 @@ def _heartbeats(channel: weakref.ref[Channel], stop: threading.Event, pause: flo
             return
         try:
             found.beat()
-            for txn in list(found.shared):  # one that a server lost is joined again in time
-                with suppress(TxnkvError):
-                    txn.revive()
         except ClosedError:
             return
+        except Exception:  # whatever it is, the next one is sent
+            _log.exception("a heartbeat to %s failed", found.address)
         del found
+
+
+def _alive(some: weakref.WeakValueDictionary[int, Any]) -> Iterator[Any]:
+    """Those of now; a set could not be copied while threads add to it."""
+    return filter(None, [ref() for ref in some.valuerefs()])

@@ -291,7 +291,7 @@ class RemoteClient(RemoteHandle, Client):
 
     @like(Client.transaction_state)
     def transaction_state(self, id: int) -> TxnState:
-        given, spare = as_index("a transaction's id", id), self._channel._spare_ids
+        given, spare = as_index("a transaction's id", id), self._channel.spare_ids
         for each in list(spare):
             if given in (each, TxnId(each).local):  # none begins by what it was asked about
                 with suppress(ValueError):

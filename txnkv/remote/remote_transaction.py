@@ -118,7 +118,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
             return
         self._told = told[:3]
         if len(told) > 3 and told[3]:
-            self.channel.keep_id(told[3])
+            self.channel.spare_ids.append(told[3])
         if len(told) > 4:
             name, *claim = told[4:]
             self._connection.claims[name] = claim
@@ -170,7 +170,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _keep_token(self, token: TxnToken) -> None:
         self._token = token
-        self.channel.shared.add(self)
+        self.channel.shared[id(self)] = self
 
     def _make_again(self) -> bool:
         """Join it again, where others know of it and nothing that it was given can be lost."""
@@ -192,7 +192,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def revive(self) -> None:
         """See that the server has it, which sends its heartbeats."""
         if self.ending or self._call("state").ended:
-            self.channel.shared.discard(self)
+            self.channel.shared.pop(id(self), None)
 
     def __repr__(self) -> str:
         return f"<Transaction {'not begun yet' if self._told is None else self.id!r}>"
@@ -357,7 +357,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._let_go()
 
     def _let_go(self) -> None:
-        self.channel.shared.discard(self)
+        self.channel.shared.pop(id(self), None)
         if self._told is not None and not self.over and not self.channel.closed:
             self._call("close")
 
