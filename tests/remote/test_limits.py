@@ -331,3 +331,59 @@ def test_what_the_system_refuses_the_server_is_the_server_s(
     told = str(caught.value)
     assert ("the server's some/file" in told) == (expected is not OSError)
     assert "a call failed" in caplog.messages
+
+
+def _held(server: Server) -> list[str]:
+    (guest,) = server._guests._guests.values()
+    return [type(each.value).__name__ for each in guest.handles.values()]
+
+
+def test_what_is_dropped_before_it_is_made_is_not_kept(store: txnkv.Client, serve: Serve) -> None:
+    """A session stayed at the server for good, where it was made and dropped between requests."""
+    server = serve()
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        table = client.table("t")
+        for _ in range(3):
+            client.new_session()
+        gc.collect()
+        assert table.get(1) is None
+        assert _held(server) == []
+        for _ in range(3):
+            client.new_session()
+        gc.collect()
+        client.channel.beat()  # type: ignore[attr-defined]  # which is ahead of the calls
+        assert table.get(1) is None
+        assert _held(server) == []
+
+
+def test_what_a_failed_run_drops_lets_others_begin(store: txnkv.Client, serve: Serve) -> None:
+    """The attempts of a run are given up in the request that makes them, and begins by them."""
+    server = serve()
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        table, kept = client.table("t"), list[txnkv.Transaction]()
+
+        def fails(txn: txnkv.Transaction) -> None:
+            kept.append(txn)
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            client.run(fails)
+        assert table.get(1) is None
+        kept.clear()
+        gc.collect()
+        assert table.get(1) is None
+        assert _held(server) == []
+
+
+def test_a_full_user_makes_one_where_one_is_dropped(store: txnkv.Client, serve: Serve) -> None:
+    server = serve(limits=Limits(handles=2))
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        sessions = [client.new_session() for _ in range(2)]
+        for n in range(3):
+            sessions[0].insert("t", (n, ""))
+            sessions[0].close()
+            sessions = [sessions[1], client.new_session()]
+            gc.collect()
+        sessions[1].upsert("t", (9, ""))
+        sessions[1].flush()
+    assert store.table("t").count() == 4

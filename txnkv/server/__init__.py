@@ -7,11 +7,11 @@ users            who may do what
 """
 
 from txnkv.server.flight_server import Server
-from txnkv.server.guests import Limits
 from txnkv.server.users import (
     EVERYBODY,
     SCRAM,
     About,
+    Limits,
     ScramExchange,
     StoredUser,
     User,

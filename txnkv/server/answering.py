@@ -43,7 +43,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Limits, Reference, add_each, require_reference, require_table
+from txnkv.server.guests import Guest, Reference, add_each, require_reference, require_table
 from txnkv.server.users import About
 from txnkv.tables import (
     DELETES,
@@ -181,7 +181,7 @@ def value_of(guest: Guest, call: Prepared) -> Any:
 
 
 def _require_room(guest: Guest, call: Prepared) -> None:
-    limits: Limits = guest.limits
+    limits = guest.limits
     have = guest.taken.handles
     if have >= limits.handles:
         raise UnavailableError(

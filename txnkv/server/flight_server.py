@@ -37,8 +37,8 @@ from txnkv.errors import (
 )
 from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
-from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference, lost, refused, together
-from txnkv.server.users import EVERYBODY, About, User, Users
+from txnkv.server.guests import Answer, Guest, Guests, Reference, lost, refused, together
+from txnkv.server.users import EVERYBODY, About, Limits, User, Users
 from txnkv.storage import FULL_ERRNOS, GATE, NO_DESCRIPTOR_ERRNOS, lmdb_error, new_lock
 
 _log = logging.getLogger("txnkv.server")
@@ -206,7 +206,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         try:
             body = self._body(data)
             guest = self._guest(user, body)
-            guest.drop(body["drop"])
+            body["drop"] = guest.drop(body["drop"], before=True)
             guest.forget(body["answered"])
             ids = [_id_of(each) for each in body["first"]]
             apart = 0 in ids
@@ -238,6 +238,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         try:
             for content in body["first"]:
                 answer.values.append(self._first(guest, content))
+            guest.drop(body["drop"])
             failed: list[TxnkvError] = []
             for content in body["calls"]:
                 call = prepared(guest, content)

@@ -35,7 +35,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import LostHandleError, Right
-from txnkv.server.users import About, User
+from txnkv.server.users import About, Limits, User
 from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.tables import table_catalog
 from txnkv.topics import SubscriptionInfo
@@ -50,29 +50,9 @@ _TRIM_SECONDS: Final = 60.0
 """Seconds between returns of free memory to the system: glibc keeps what is free in pieces."""
 
 _KEPT_ANSWERS: Final = 1000
+_KEPT_DROPS: Final = 5000
 _KNOWN: Final = 256
 _SPARE_IDS: Final = 256
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of what one user may take of a server.
-
-    Attributes:
-        message_bytes: of one request, and of one batch of a stream.
-        handles: of all clients of a user.
-        transactions: of those.
-        streams: batches that are read or written at once, and requests under way.
-        guests: clients of a user.
-        columns: of a batch.
-    """
-
-    message_bytes: int = 256 << 20
-    handles: int = 20_000
-    transactions: int = 5_000
-    streams: int = 1_000
-    guests: int = 2_000
-    columns: int = 10_000
 
 
 @dataclass
@@ -148,6 +128,7 @@ class Guest:
     _waiting: int = 0
     _known: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _spare: set[int] = field(default_factory=set)
+    _early: dict[int, None] = field(default_factory=dict)  # dropped, and perhaps not made yet
     _forgotten: int = 0
 
     def __post_init__(self) -> None:
@@ -163,13 +144,15 @@ class Guest:
         """
         with self._lock:
             before = self.handles.get(number)
-            closed = self.closed
-            if not closed:
+            closed, dropped = self.closed, number in self._early
+            if not (closed or dropped):
                 self.handles[number] = Held(value, about)
             self._tell()
-        if closed:
+        if closed or dropped:
             give_up(value)
-            raise lost()
+            if closed:
+                raise lost()
+            return
         self.taken.add(value, 1)
         if before is not None:
             self.taken.add(before.value, -1)
@@ -186,7 +169,7 @@ class Guest:
         if number == 0:
             return Held(self.client)
         found = self.handles.get(number)
-        if found is None and number > self.lost:
+        if found is None and number > self.lost and number not in self._early:
             self._await(lambda: number in self.handles, _MADE_SOON)
             found = self.handles.get(number)
         if found is None:
@@ -195,13 +178,29 @@ class Guest:
             raise found.value.with_traceback(None)
         return found
 
-    def drop(self, numbers: Iterable[Any]) -> None:
-        """Close handles that their client has dropped."""
+    def drop(self, numbers: Iterable[Any], *, before: bool = False) -> list[int]:
+        """Close handles that their client has dropped, and return the numbers of those that are
+        not there. These are closed as soon as another request makes them.
+
+        Args:
+            before: this request may make them: let it, and drop those that are returned.
+        """
+        missing = []
         for number in numbers:
-            found = self.handles.pop(number, None) if isinstance(number, int) else None
-            if found is not None:
+            if type(number) is not int:
+                continue
+            with self._lock:
+                found = self.handles.pop(number, None)
+                if found is None and not before:
+                    self._early[number] = None
+                    if len(self._early) > _KEPT_DROPS:
+                        del self._early[next(iter(self._early))]
+            if found is None:
+                missing.append(number)
+            else:
                 self.taken.add(found.value, -1)
                 give_up(found.value)
+        return missing
 
     # -- ids of transactions -----------------------------------------------------------
 

@@ -122,6 +122,27 @@ EVERYBODY: Final = User("everybody", "admin")
 """The user where a server has no file of users."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what one user may take of a server.
+
+    Attributes:
+        message_bytes: of one request, and of one batch of a stream.
+        handles: of all clients of a user.
+        transactions: of those.
+        streams: batches that are read or written at once, and requests under way.
+        guests: clients of a user.
+        columns: of a batch.
+    """
+
+    message_bytes: int = 256 << 20
+    handles: int = 20_000
+    transactions: int = 5_000
+    streams: int = 1_000
+    guests: int = 2_000
+    columns: int = 10_000
+
+
 class Users:
     """The users of a file, which is read again when it has changed.
 
