@@ -7,6 +7,7 @@ import ctypes
 import errno
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -387,3 +388,35 @@ def test_a_full_user_makes_one_where_one_is_dropped(store: txnkv.Client, serve: 
         sessions[1].upsert("t", (9, ""))
         sessions[1].flush()
     assert store.table("t").count() == 4
+
+
+def test_a_client_that_waits_for_its_commits_to_close_takes_no_more(
+    store: txnkv.Client, serve: Serve
+) -> None:
+    """Threads that went on with their work held it up for as long as they did."""
+    client: Any = txnkv.connect(f"grpc://127.0.0.1:{serve().port}")
+    table, session = client.table("t"), client.new_session()
+    first, other = client.new_transaction(), client.new_transaction()
+    first.insert(table, (1, "a"))
+    other.insert(table, (2, "b"))
+    assert first.id
+    assert other.id
+    with client.committer._sending:
+        committing = first.commit_async()
+        closing = threading.Thread(target=client.close)
+        closing.start()
+        _until(lambda: not client.is_open)
+        for refused in (
+            client.new_transaction,
+            client.new_session,
+            other.commit_async,
+            other.commit,
+            lambda: session.insert(table, (3, "c")),
+            lambda: client.run(lambda txn: txn.insert(table, (4, "d"))),
+        ):
+            with pytest.raises(txnkv.ClosedError):
+                refused()
+        assert closing.is_alive()
+    closing.join(60)
+    assert committing.result(60)
+    assert [row["id"] for row in store.table("t").scan()] == [1]

@@ -21,6 +21,7 @@ from txnkv.client import (
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnId, TxnState
 from txnkv.errors import (
+    ClosedError,
     CommitOutcomeUnknownError,
     NotSupportedError,
     TableNotFoundError,
@@ -170,6 +171,8 @@ class RemoteClient(RemoteHandle, Client):
 
     def require_open(self) -> None:
         self._channel.require_open()
+        if not self.is_open:
+            raise ClosedError(f"the client of {self.path} is being closed; connect again")
 
     def require_writable(self) -> None:
         self.require_open()
