@@ -154,6 +154,48 @@ def test_what_a_commit_that_is_on_its_way_has_is_not_sent_beside_it(
     assert sorted(m.value for m in found) == [b"own", b"session"]
 
 
+class _Before:
+    """A lock before which something is done, once."""
+
+    def __init__(self, lock: Any, do: Callable[[], None]) -> None:
+        self._lock, self._do = lock, [do]
+
+    def __enter__(self) -> None:
+        if self._do:
+            self._do.pop()()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("what", ["get", "get_many", "scan", "serialize"])
+def test_a_commit_that_begins_while_another_thread_asks_sends_alone(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], what: str
+) -> None:
+    """It began between the look for one and the rows, and both sent these."""
+    client: Any = remote()
+    client.new_transaction().commit_async().result()
+    txn = client.new_transaction()
+    session, futures = txn.new_session(), list[Any]()
+    session.send("events", b"1")
+    session.insert("t", (1, "1"))
+    scan = txn.scan("t")
+    asks: dict[str, Callable[[], object]] = {
+        "get": lambda: txn.get("t", 1),
+        "get_many": lambda: txn.get_many("t", [1]),
+        "scan": scan.to_arrow,
+        "serialize": txn.serialize,
+    }
+    with client.committer._sending:
+        session._lock = _Before(session._lock, lambda: futures.append(txn.commit_async()))
+        with pytest.raises(txnkv.InvalidTxnStateError, match="being committed"):
+            asks[what]()
+    assert futures[0].result(30) > 0
+    assert [m.value for m in store.topic("events").consumer().poll()] == [b"1"]
+    assert [row["id"] for row in store.table("t").scan()] == [1]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_id_that_was_asked_about_is_none_of_the_next_transaction(
     store: txnkv.Client, remote: Callable[..., txnkv.Client], whole: bool

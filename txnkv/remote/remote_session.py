@@ -318,12 +318,20 @@ class RemoteSession(RemoteHandle, Session):
             return self._changes.calls(self.twin, self)
 
     def taken(self, held: ExitStack | None = None) -> list[Call]:
-        """Return those calls; until what is held is let go, no other thread has them or adds."""
-        with self._lock:
+        """Return those calls; until what is held is let go, no other thread has them or adds.
+
+        Raises:
+            InvalidTxnStateError: a commit has them, and they were to be held.
+        """
+        with self._lock:  # a commit has this flag first, so that it has them or finds none
             found = self.calls()
             if found:
                 found[-1].done = lambda _: self.sent()
                 if held is not None:
+                    if self._is_committed:
+                        raise InvalidTxnStateError(
+                            "the transaction is being committed: begin a new one"
+                        )
                     held.enter_context(self._lock)
             return found
 

@@ -436,11 +436,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         thread adds to it, or sends it too.
         """
         self._require_sure()
-        if self.committing and any(session.waiting() for session in self._sessions):
-            raise InvalidTxnStateError("the transaction is being committed: begin a new one")
         with ExitStack() as held:
-            sessions = () if self.committing else self._sessions
-            yield [call for session in sessions for call in session.taken(held)]
+            yield [call for session in self._sessions for call in session.taken(held)]
 
     def _send_waiting(self) -> None:
         with self._waiting_calls() as calls:
