@@ -22,6 +22,13 @@ CLOCK = "another machine's clock may differ by minutes, and the test has seconds
 HISTORY = "the server's own clients keep the history that it drops"
 
 QUICK = {
+    "client.test_commit_async": {
+        "test_thousands_share_a_few_groups": INSIDE,
+        "test_it_is_on_its_way_until_the_disk_has_it": FAULT,
+        "test_nothing_written_is_done_at_once": LATE,
+        "test_close_waits_for_a_large_one": INSIDE,
+        "test_a_disk_that_fails_is_told_to_each": FAULT,
+    },
     "client.test_rows": {},
     "client.test_run": {},
     "client.test_with": {},

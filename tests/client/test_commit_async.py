@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -64,6 +65,62 @@ def test_asked_twice_it_is_one_commit(client: txnkv.Client, table: txnkv.Table) 
     futures = [txn.commit_async(), txn.commit_async()]
     assert futures[0].result(20) == futures[1].result(20) == txn.commit()
     assert txn.commit_async().result(20) == txn.commit()
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("end", ["commit", "commit_async", "with"])
+def test_an_end_behind_it_is_the_same_commit(
+    client: txnkv.Client, table: txnkv.Table, end: str
+) -> None:
+    """Over a server the rows and messages went along with the second one too."""
+    topic = client.create_topic("events", partitions=1)
+    for id in range(10):
+        with client.transaction() as txn:
+            txn.insert(table, (id, None))
+            txn.send(topic, b"%d" % id)
+            future = txn.commit_async()
+            if end == "commit":
+                assert txn.commit() == future.result(20)
+            elif end == "commit_async":
+                assert txn.commit_async().result(20) == future.result(20)
+        assert future.result(20) == txn.commit()
+    assert [m.value for m in topic.consumer().poll()] == [b"%d" % id for id in range(10)]
+    assert table.count() == 10
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("end", ["commit", "with"])
+def test_an_end_behind_one_that_is_refused_rows_commits_the_others(
+    client: txnkv.Client, table: txnkv.Table, end: str
+) -> None:
+    """The future tells of those, and nobody is told that it was rolled back."""
+    table.insert((1, None))
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+        txn.insert(table, (2, None))
+        future = txn.commit_async()
+        if end == "commit":
+            txn.commit()
+    error = future.exception(20)
+    assert isinstance(error, txnkv.RowErrors)
+    assert [refused.key for refused in error.errors] == [1]
+    assert txn.state is COMMITTED
+    assert table.count() == 2
+
+
+def test_it_is_not_rolled_back_behind_it(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = _begin(client, table, 1)
+    future = txn.commit_async()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="COMMITTED"):
+        txn.rollback()
+    assert future.result(20) == txn.commit()
+    for id in range(2, 12):
+        with suppress(KeyError), client.transaction() as txn:
+            txn.insert(table, (id, None))
+            future = txn.commit_async()
+            raise KeyError(id)
+        assert future.result(20) == txn.commit()
+    assert table.count() == 11
 
 
 def test_it_is_on_its_way_until_the_disk_has_it(

@@ -4,6 +4,8 @@ its threads give it while one of them asks goes there once.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -192,6 +194,39 @@ def test_a_commit_that_begins_while_another_thread_asks_sends_alone(
         with pytest.raises(txnkv.InvalidTxnStateError, match="being committed"):
             asks[what]()
     assert futures[0].result(30) > 0
+    assert [m.value for m in store.topic("events").consumer().poll()] == [b"1"]
+    assert [row["id"] for row in store.table("t").scan()] == [1]
+
+
+def test_a_commit_whose_caller_was_interrupted_is_made_once(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of a signal handler came out of it; the next sent all again."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    client, was, stopped = remote(), channel.unpack, threading.Event()
+
+    def answered(*args: Any) -> Any:
+        found = was(*args)
+        monkeypatch.setattr(channel, "unpack", was)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopped.wait(30)
+        return found
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    with suppress(Stop), client.transaction() as txn:
+        assert txn.id
+        txn.insert("t", (1, "1"))
+        txn.send("events", b"1")
+        monkeypatch.setattr(channel, "unpack", answered)
+    signal.signal(signal.SIGUSR1, before)
+    stopped.set()
+    assert txn.commit() > txn.snapshot
     assert [m.value for m in store.topic("events").consumer().poll()] == [b"1"]
     assert [row["id"] for row in store.table("t").scan()] == [1]
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
@@ -31,7 +32,7 @@ from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls, tells_of_change
-from txnkv.storage import TaskThread, new_lock, new_rlock
+from txnkv.storage import TaskThread, done_here, new_lock, new_rlock, shielded
 from txnkv.tables import Schema
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -85,6 +86,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self.ending = False
         self._commit_called = False  # also one that refused rows, after which it is open
         self._committed_at: Timestamp | None = None
+        self._going: Future[Timestamp] | None = None  # its last `commit_async`
         self._unsure = ""  # a call broke off, and nobody knows what of it was done
         self.given = False  # beside what its sessions were given
         self._sessions: list[RemoteSession] = []
@@ -199,12 +201,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     # -- its end -----------------------------------------------------------------------
 
+    @shielded
     def commit(self) -> Timestamp:
-        with self._lock:
-            if self._committed_at is not None:
-                return self._committed_at
-            calls = self._begin_to_end()
-            return self.ended_by(lambda: self._committed(calls))
+        while True:
+            with self._lock:
+                if self._committed_at is not None:
+                    return self._committed_at
+                if (going := self._going) is None or going.done():
+                    return self.ended_by(partial(self._committed, self._begin_to_end()))
+            with suppress(RowErrors):  # the future tells of them, and the others are committed
+                return going.result()
 
     def _committed(self, calls: list[Call]) -> Timestamp:
         commit = Call(self.twin, self, "commit")
@@ -310,12 +316,18 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self.over = bool(self._call("is_commit_complete"))
         return self.over
 
+    @shielded
     def commit_async(self) -> Future[Timestamp]:
-        calls = self._begin_to_end()
-        for call in calls:
-            self.channel.require_writable(call)
-        found: Future[Timestamp] = self._connection.committer.add(self, calls)
-        return found
+        with self._lock:
+            if self._committed_at is not None:
+                return done_here(self.commit)
+            if self._going is None or self._going.done():
+                calls = self._begin_to_end()
+                for call in calls:
+                    self.channel.require_writable(call)
+                self._going = self._connection.committer.add(self, calls)
+            assert self._going is not None
+            return self._going
 
     @property
     def state(self) -> TxnState:
@@ -329,6 +341,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return found
 
     def rollback(self) -> None:
+        if self._going is not None:
+            self._going.exception()  # or it would be taken for rolled back, and yet be committed
         with self._lock:
             self.ending = True
             for session in self._sessions:
@@ -459,13 +473,19 @@ class RemoteTransaction(RemoteHandle, Transaction):
                 raise
 
     def _leave(self, error: BaseException) -> None:
+        """Roll back on the way out of an exception, but not a commit that is on its way."""
+        going = self._going is not None and not self._going.done()
         unsure = isinstance(error, CommitOutcomeUnknownError)
-        if not self.over and not unsure:
+        if self.over or going or unsure or not self._lock.acquire(blocking=False):
+            return
+        try:
             with suppress(TxnkvError):
                 self.rollback()
+                if isinstance(error, RowErrors) and self._told is not None:
+                    error.note_rollback(self.id)
             self.close()
-            if isinstance(error, RowErrors) and self._told is not None:
-                error.note_rollback(self.id)
+        finally:
+            self._lock.release()
 
 
 @remote_calls("Job", "abort")
@@ -473,7 +493,6 @@ class RemoteJob(RemoteHandle, Job):
     """See `txnkv.transaction.Job`.
 
     Args:
-        txn: the transaction.
         id: of a job that was started; None: start one.
     """
 
