@@ -219,11 +219,13 @@ def test_a_commit_whose_caller_was_interrupted_is_made_once(
         return found
 
     before = signal.signal(signal.SIGUSR1, stop)
-    with suppress(Stop), client.transaction() as txn:
-        assert txn.id
-        txn.insert("t", (1, "1"))
-        txn.send("events", b"1")
-        monkeypatch.setattr(channel, "unpack", answered)
+    txn = client.new_transaction()
+    assert txn.id
+    txn.insert("t", (1, "1"))
+    txn.send("events", b"1")
+    monkeypatch.setattr(channel, "unpack", answered)
+    with suppress(Stop):
+        txn.commit()
     signal.signal(signal.SIGUSR1, before)
     stopped.set()
     assert txn.commit() > txn.snapshot
