@@ -208,13 +208,14 @@ def test_a_checkpoint_that_lost_its_last_batch(
         monkeypatch.setattr(query_progress, "is_address", lambda path: True)
     committed = applied.commit_ts.datetime.timestamp()
     (checkpoint / "offsets").mkdir(parents=True)
-    for seconds in (-1.0, 200.0 * served, 301.0):
+    for seconds in (-1.0, 200.0 if served else 1.5, 301.0):
         planned = {"batchTimestampMs": int(1000 * (committed + seconds)), "conf": {}}
         (checkpoint / "offsets" / "0").write_text(f"v1\n{json.dumps(planned)}\n-")
         if seconds < 300:
             do(frame(), 0)
         else:
-            with pytest.raises(ValueError, match=r"batch 0 .* planned later.*forget_applied"):
+            said = r"batch 0 .* planned later.*forget_applied.*Or a clock was set back"
+            with pytest.raises(ValueError, match=said):
                 do(frame(), 0)
     assert calls == [0]
 

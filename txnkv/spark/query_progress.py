@@ -31,6 +31,8 @@ from txnkv.remote import is_address
 _QUERY_ID: Final = "sql.streaming.queryId"
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 """At most, those of the store's machine and of the driver's, if they are two."""
+_CLOCK_SET_BACK: Final = timedelta(seconds=2)
+"""At most, unnoticed, between the plan of a batch and its commit."""
 
 
 def query_id(frame: Any) -> str | None:
@@ -148,12 +150,14 @@ def require_replay(client: Client, mark: Mark, checkpoint: str | None) -> None:
     if last is None or last.version != mark.version or planned is None:
         return
     committed = last.commit_ts.datetime
-    if planned > committed + (_CLOCKS_DIFFER if is_address(client.path) else timedelta()):
+    if planned > committed + (_CLOCKS_DIFFER if is_address(client.path) else _CLOCK_SET_BACK):
         raise ValueError(
             f"batch {mark.version} of application {mark.app_id!r} was committed at "
             f"{committed.isoformat()}, and that of checkpoint {checkpoint} was planned later, at "
-            f"{planned.isoformat()}: "
-            f"{_OLDER.format(app=mark.app_id)}"
+            f"{planned.isoformat()}: {_OLDER.format(app=mark.app_id)}. Or a clock was set back "
+            "between its plan and its commit, and it is the batch that is there: give the "
+            f"checkpoint the file commits/{mark.version} that Spark had no time to write, like the "
+            "one before it, and the query goes on behind the batch"
         )
 
 
