@@ -223,7 +223,7 @@ class TabletView:
         """The own row sets that may have some of `keys`, in the order in which these are looked
         for.
         """
-        if not self.staged:
+        if not self.staged or keys.n == 0:
             return []
         lacks = self.tablet.sought(keys).lacks
         return [Step(info, hides=True) for info in self.staged if not lacks(info.id)]
