@@ -85,9 +85,7 @@ def test_what_is_no_handle(client: txnkv.Client, wrong: Any) -> None:
             ask(wrong)
 
 
-def test_handles_of_another_store_are_refused(
-    client: txnkv.Client, other: txnkv.Client, host: str
-) -> None:
+def test_handles_of_another_store_are_refused(client: txnkv.Client, other: txnkv.Client) -> None:
     for each in (client, other):
         each.create_table("t", SCHEMA).insert({"id": 1})
         each.create_topic("e").subscribe("s").close()
@@ -120,9 +118,8 @@ def test_handles_of_another_store_are_refused(
         lambda _: client.consumer(topic, group="g"),
         lambda _: client.snapshot().get(table, 1),
         lambda _: list(client.snapshot().scan(table)),
+        lambda _: client.table("t").get(1, snapshot=other.snapshot()),
     ]
-    if host == "here":  # a server has no such handle
-        asks.append(lambda _: client.table("t").get(1, snapshot=other.snapshot()))
     for ask in asks:
         txn = client.new_transaction()
         with pytest.raises(ValueError, match=r"is one of the store .*, and this is .*: take "):
@@ -163,3 +160,22 @@ def test_a_subscription_of_another_store_is_refused_over_a_server(
                 txn.ack(subscription.info, message)
         assert subscription.lag() == {0: 0}
         assert here.topic("e").subscribe("s", "shared").lag() == {0: 2}
+
+
+def test_a_snapshot_of_another_client_is_that_one(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client]
+) -> None:
+    """Over a server its number may be that of a snapshot of this client."""
+    table = client.create_table(
+        "t", txnkv.Schema({"id": "int64", "v": "int64"}, primary_key=["id"])
+    )
+    other = connect()
+    table.insert((1, 1))
+    own = client.snapshot()
+    table.update((1, 2))
+    theirs = other.snapshot()
+    table.update((1, 3))
+    assert [table.get(1, snapshot=at)["v"] for at in (own, theirs, None)] == [1, 2, 3]
+    assert table.scan(snapshot=theirs).to_arrow()["v"].to_pylist() == [2]
+    (change,) = table.diff(theirs, other.snapshot()).read_all().to_pylist()
+    assert change["v"] == 3

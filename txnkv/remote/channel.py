@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import wire
-from txnkv.remote.wire import LostHandleError, Refer, pack, tells_of_change, unpack
+from txnkv.remote.wire import LostHandleError, pack, tells_of_change, unpack
 from txnkv.storage import GATE, new_event, new_lock
 
 _log = logging.getLogger("txnkv")
@@ -128,7 +129,7 @@ class Channel:
         headers: list[tuple[bytes, bytes]],
         tls: dict[str, Any],
         keepalive_time: float,
-        refer: Refer,
+        refer: Callable[[str, str, Any], list[Any] | None],
         read_only: bool,
     ) -> None:
         self.address = address
@@ -136,14 +137,14 @@ class Channel:
         self.patience = max(_LEAST_PATIENCE, min(keepalive_time, 30.0))
         self._options = fl.FlightCallOptions(timeout=self.patience, headers=headers)
         self._unbounded = fl.FlightCallOptions(headers=headers)
-        self._tls, self._refer, self._read_only = tls, refer, read_only
+        self.guest = uuid.uuid4().hex
+        self._refer = partial(refer, self.guest, address)
+        self._tls, self._read_only = tls, read_only
         self._lock = new_lock()
         self._pid, self._stop = os.getpid(), new_event()
-        self.guest = uuid.uuid4().hex
         self.server = ""  # which one has answered
         self._flight: fl.FlightClient | None = None
-        self._numbers = count(1)
-        self._last_handle = 0
+        self._numbers, self._last_handle = count(1), 0
         self._waiting: list[Call] = []
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()

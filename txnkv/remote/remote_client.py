@@ -443,9 +443,22 @@ def _is_sound(options: Mapping[str, Any]) -> bool:
     )
 
 
-def _reference(value: Any) -> list[Any] | None:
+def _reference(guest: str, address: str, value: Any) -> list[Any] | None:
     if isinstance(value, RemoteHandle):
-        return value.reference()
+        found = value.reference()
+        return found if found[0] != "h" or value.channel.guest == guest else _told(value, address)
     if isinstance(value, SubscriptionInfo):
         return ["sub", [value.topic.name, value.topic.id, value.name, value.store]]
     return None
+
+
+def _told(value: RemoteHandle, address: str) -> list[Any]:
+    """Return a value for a handle of another client: its number may be one of this client's."""
+    if not isinstance(value, RemoteSnapshot):
+        raise ValueError(f"{value!r} is of another client: join a transaction by its token")
+    if value.channel.address != address:
+        raise ValueError(
+            f"the snapshot is one of the store {value.channel.address}, and this is {address}: "
+            "take client.snapshot(), of a client of this store"
+        )
+    return ["v", int(value.timestamp)]

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
@@ -326,7 +326,7 @@ def unpack(data: bytes, resolve: Resolve | None = None) -> Any:
 # -- to kinds and contents ------------------------------------------------------------
 
 
-@cache
+@lru_cache(64)  # one for each client
 def _tagger(refer: Refer) -> Callable[[Any], Tagged]:
     def tagged(value: Any) -> Tagged:
         return refer(value) or _tagged(value)
