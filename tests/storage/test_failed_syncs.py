@@ -123,7 +123,10 @@ def test_what_killed_processes_wrote_is_synced_when_the_store_is_opened(
     child.finish(-signal.SIGKILL)
     shutil.rmtree(path / "runtime")
     synced: list[int] = []
-    note = lambda file: synced.append(os.fstat(file).st_ino)  # noqa: E731
+
+    def note(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+
     monkeypatch.setattr(sqlite_connection, "sync_data", note)
     wal = next(path.rglob("*-wal")).stat()
     assert wal.st_size > 0

@@ -47,7 +47,7 @@ from txnkv.errors import (
 )
 from txnkv.remote import wire
 from txnkv.remote.wire import LostHandleError, pack, tells_of_change, unpack
-from txnkv.storage import GATE, new_event, new_lock
+from txnkv.storage import GATE, SharedWeakSet, new_event, new_lock
 
 _log = logging.getLogger("txnkv")
 
@@ -120,7 +120,7 @@ class Channel:
         read_only: refuse to send what writes.
 
     Attributes:
-        shared: transactions that others know of, which outlive the server's process; by `id`.
+        shared: transactions that others know of, which outlive the server's process.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class Channel:
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()
         self.spare_ids: deque[int] = deque()  # that the server gave, to begin by
-        self._streams: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._streams = SharedWeakSet[Any]()
         self.changes = 0  # of tables, that errors told of
-        self.shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.shared = SharedWeakSet[Any]()
         self._thread: threading.Thread | None = None
         self.closing = self.closed = False  # here
 
@@ -359,7 +359,11 @@ class Channel:
         return _Broken(text, arrived=True, late=isinstance(error, fl.FlightTimedOutError))
 
     def require_writable(self, call: Call | None = None) -> None:
-        """Refuse a call that writes, or any, where this client was opened to read only."""
+        """Refuse a call that writes, or any, where this client was opened to read only.
+
+        Raises:
+            NotSupportedError: it was.
+        """
         if self._read_only and (call is None or call.writes):
             raise NotSupportedError(
                 f"{self.address} was opened with read_only=True: connect without it to write"
@@ -379,7 +383,7 @@ class Channel:
             schema = reader.schema
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise self._read_failed(error) from None
-        self._streams[id(reader)] = reader
+        self._streams.add(reader)
         return schema, self._batches(reader)
 
     def _batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
@@ -497,9 +501,9 @@ class Channel:
         except Exception as error:
             self._dropped.extend(dropped)  # for the next one
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
-            for reader in _alive(self._streams):
+            for reader in self._streams:
                 reader.cancel()  # who reads it is told, and does not wait for ever
-        for txn in _alive(self.shared):  # one that a server lost is joined again in time
+        for txn in self.shared:  # one that a server lost is joined again in time
             with suppress(TxnkvError):
                 txn.revive()
 
@@ -593,8 +597,3 @@ def _heartbeats(channel: weakref.ref[Channel], stop: threading.Event, pause: flo
         except Exception:  # whatever it is, the next one is sent
             _log.exception("a heartbeat to %s failed", found.address)
         del found
-
-
-def _alive(some: weakref.WeakValueDictionary[int, Any]) -> Iterator[Any]:
-    """Those of now; a set could not be copied while threads add to it."""
-    return filter(None, [ref() for ref in some.valuerefs()])

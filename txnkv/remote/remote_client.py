@@ -446,13 +446,15 @@ def _is_sound(options: Mapping[str, Any]) -> bool:
 def _reference(guest: str, address: str, value: Any) -> list[Any] | None:
     if isinstance(value, RemoteHandle):
         found = value.reference()
-        return found if found[0] != "h" or value.channel.guest == guest else _told(value, address)
+        if found[0] == "h" and value.channel.guest != guest:
+            return _foreign(value, address)
+        return found
     if isinstance(value, SubscriptionInfo):
         return ["sub", [value.topic.name, value.topic.id, value.name, value.store]]
     return None
 
 
-def _told(value: RemoteHandle, address: str) -> list[Any]:
+def _foreign(value: RemoteHandle, address: str) -> list[Any]:
     """Return a value for a handle of another client: its number may be one of this client's."""
     if not isinstance(value, RemoteSnapshot):
         raise ValueError(f"{value!r} is of another client: join a transaction by its token")

@@ -184,11 +184,12 @@ class RemoteSession(RemoteHandle, Session):
     # -- rows and messages -------------------------------------------------------------
 
     def _add(self, table: Any, op: str, row: Any) -> None:
-        with self._lock:  # or a commit that begins meanwhile would miss it
-            self._require_open(op)
-            found = self._table_of(table)
-            if self._txn is not None:
-                found = self._txn.table_then(found)
+        self._require_open(op)
+        found = self._table_of(table)
+        if self._txn is not None:
+            found = self._txn.table_then(found)
+        with self._lock:
+            self._require_open(op)  # or a commit that has begun meanwhile would miss it
             if self._room.limit is not None:
                 self._room.take(())
             values = self._changes.add_row(found, op, row)
@@ -258,23 +259,24 @@ class RemoteSession(RemoteHandle, Session):
         timestamp: Any = None,
         deliver_at: Any = None,
     ) -> None:
+        self._require_open("send")
+        to = self._topic_of(topic)
+        encode = encoder_of(to.info)
+        if encode is not None:
+            try:
+                value = encode(value)
+            except SchemaError:
+                encode = encoder_of(self._connection.topic_info(to.info.name))
+                if encode is None:
+                    raise
+                value = encode(value)
+        count = len(to.info.partitions)
+        if isinstance(partition, int) and partition >= count:
+            count = to.partitions
+        message = pending(value, key, partition, headers, timestamp, count, deliver_at)
+        row = (message,) if isinstance(message, bytes) else message
         with self._lock:
-            self._require_open("send")
-            to = self._topic_of(topic)
-            encode = encoder_of(to.info)
-            if encode is not None:
-                try:
-                    value = encode(value)
-                except SchemaError:
-                    encode = encoder_of(self._connection.topic_info(to.info.name))
-                    if encode is None:
-                        raise
-                    value = encode(value)
-            count = len(to.info.partitions)
-            if isinstance(partition, int) and partition >= count:
-                count = to.partitions
-            message = pending(value, key, partition, headers, timestamp, count, deliver_at)
-            row = (message,) if isinstance(message, bytes) else message
+            self._require_open("send")  # as with rows
             self._room.take(row)
             self._changes.add_message(to, list(row))
         self._after_call()

@@ -172,7 +172,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _keep_token(self, token: TxnToken) -> None:
         self._token = token
-        self.channel.shared[id(self)] = self
+        self.channel.shared.add(self)
 
     def _make_again(self) -> bool:
         """Join it again, where others know of it and nothing that it was given can be lost."""
@@ -194,7 +194,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def revive(self) -> None:
         """See that the server has it, which sends its heartbeats."""
         if self.ending or self._call("state").ended:
-            self.channel.shared.pop(id(self), None)
+            self.channel.shared.discard(self)
 
     def __repr__(self) -> str:
         return f"<Transaction {'not begun yet' if self._told is None else self.id!r}>"
@@ -371,7 +371,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._let_go()
 
     def _let_go(self) -> None:
-        self.channel.shared.pop(id(self), None)
+        self.channel.shared.discard(self)
         if self._told is not None and not self.over and not self.channel.closed:
             self._call("close")
 

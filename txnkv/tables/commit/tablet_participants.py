@@ -116,8 +116,8 @@ class TabletParticipants(Participants):
                     "two workers of this transaction (tasks, processes or threads) wrote the key, "
                     "and neither saw what the other wrote"
                 )
-                key_ = tablet.readable_key(key)
-                errors.append(RowError(_operation(later), table.name, key_, why))
+                shown = tablet.readable_key(key)
+                errors.append(RowError(_operation(later), table.name, shown, why))
         if errors:
             refused = RowErrors(errors, None, self._tables.coordinator.txn_id(row.txn_id))
             refused.mendable = False

@@ -183,7 +183,8 @@ def evaluate(
         InvalidTxnStateError: the view's transaction is not OPEN.
     """
     parts = arrange(tables.tablets(table), table.partitioning, batch, op)
-    sought = {part.tablet.id: part.tablet.sought(part.rows.keys) for part in parts}
+    stored = () if view.txn_id is None else parts
+    sought = {part.tablet.id: part.tablet.sought(part.rows.keys) for part in stored}
 
     def see(tablet: Tablet) -> TabletView:
         staged: Sequence[RowSetInfo] = ()
