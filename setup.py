@@ -16,8 +16,17 @@ NATIVE = Extension(
     "txnkv._native",
     sources=sorted(
         path.relative_to(ROOT).as_posix()
-        for folder in ("common", "codec", "rowset", "memory", "tablet", "native")
-        for path in (ROOT / "csrc" / folder).glob("*.c")
+        for part in (
+            "common/",
+            "codec/",
+            "log/batch",
+            "log/messages_encode",
+            "rowset/",
+            "memory/",
+            "tablet/",
+            "native/",
+        )
+        for path in (ROOT / "csrc").glob(f"{part}*.c")
     ),
     depends=[path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("csrc/*/*.h"))],
     include_dirs=["csrc"],

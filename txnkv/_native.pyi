@@ -224,6 +224,10 @@ class Words:
 sqlite_api: int
 """The address of SQLite's functions; 0 until they were asked for."""
 
+def message_batch(
+    rows: list[Any], timestamp: int, txn_id: int, decided: bool, /
+) -> bytes: ...  # fmt: skip
+def message_size(rows: list[Any], /) -> tuple[int, bool] | None: ...
 def messages(
     kind: type[_Message], values: list[bytes | None], keys: list[bytes | None],
     headers: list[bytes | None], offsets: list[int], micros: list[int], txn_ids: list[Any],

@@ -32,6 +32,8 @@ static int fill(PyObject *module) {
 }
 
 static PyMethodDef functions[] = {
+    {"message_batch", (PyCFunction)(void (*)(void))message_batch, METH_FASTCALL, NULL},
+    {"message_size", message_size, METH_O, NULL},
     {"messages", (PyCFunction)(void (*)(void))message_many, METH_FASTCALL, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.threads import at_once
@@ -24,7 +26,8 @@ from txnkv.core import (
     encode_batch,
     encode_control,
     encode_headers,
-    encode_message,
+    message_batch,
+    message_size,
     place,
     read_chunk,
     read_control,
@@ -415,16 +418,34 @@ def test_control_of_a_later_version():
         read_control(control)
 
 
-@pytest.mark.parametrize("value", [None, b"", b"v", b"8 bytes.", bytes(1000)])
-@pytest.mark.parametrize("key", [None, b"", b"k", b"8 bytes.", b"some longer key"])
-@pytest.mark.parametrize(("txn_id", "decided"), [(0, False), (7, False), (7, True)])
-def test_one_message_is_encoded_as_a_batch_of_one(
-    value: bytes | None, key: bytes | None, txn_id: int, decided: bool
-) -> None:
-    columns = {"value": pa.array([value], pa.binary())}
-    if key is not None:
-        columns["key"] = pa.array([key], pa.binary())
-    wanted = encode_batch(pa.record_batch(columns), timestamp=5, txn_id=txn_id, decided=decided)
-    given = encode_message(value, key, timestamp=5, txn_id=txn_id, decided=decided)
-    assert given == wanted
+_FIELDS = st.none() | st.binary(max_size=20) | st.sampled_from([b"8 bytes.", bytes(1000)])
+
+
+@given(st.lists(st.binary(max_size=20) | st.tuples(_FIELDS, _FIELDS), min_size=1, max_size=70))
+@example([b""])
+@example([(None, None)])
+@example([(None, b"")] * 65)
+def test_messages_of_python_are_encoded_as_those_of_arrow(rows: list[Any]) -> None:
+    pairs = [row if isinstance(row, tuple) else (row, None) for row in rows]
+    columns = {"value": pa.array([value for value, _ in pairs], pa.binary())}
+    if keyed := any(key is not None for _, key in pairs):
+        columns["key"] = pa.array([key for _, key in pairs], pa.binary())
+    for txn_id, decided in ((0, False), (7, False), (7, True)):
+        wanted = encode_batch(pa.record_batch(columns), timestamp=5, txn_id=txn_id, decided=decided)
+        given = message_batch(rows, 5, txn_id, decided)
+        assert given == wanted
     check_batch(given)
+    assert message_size(rows) == (sum(len(one or b"") for pair in pairs for one in pair), keyed)
+
+
+def test_messages_with_more_than_a_key_have_no_size():
+    assert message_size([b"v", (b"v", None, 1, None, None)]) is None
+    with pytest.raises(ValueError, match="more than a value and a key"):
+        message_batch([(b"v", None, 1, None, None)], 5, 0, False)
+
+
+@pytest.mark.parametrize("rows", [[], (b"v",), ["text"], [(b"v", 1)]])
+def test_other_things_are_no_messages(rows: Any) -> None:
+    for call in (message_size, lambda rows: message_batch(rows, 5, 0, False)):
+        with pytest.raises(TypeError):
+            call(rows)

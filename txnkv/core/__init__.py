@@ -123,7 +123,6 @@ from txnkv.core.log_messages import (
     encode_batch,
     encode_control,
     encode_headers,
-    encode_message,
     join_headers,
     split_headers,
 )
@@ -157,6 +156,8 @@ from txnkv.core.native import (
     Writes,
     crc32c,
     hash64,
+    message_batch,
+    message_size,
     messages,
     monotonic_micros,
     pack,

@@ -183,9 +183,6 @@ assert _FIELDS.size == ffi.sizeof("messages_t")
 _MESSAGES = ffi.typeof("messages_t *")
 _PLAN = ffi.typeof("messages_plan_t *")
 _HEADER = ffi.typeof("batch_header_t *")
-_NO_HEADER = bytes(HEADER_BYTES)
-_ENDS = struct.Struct("<II")
-_BITS = (bytes(8), b"\x01" + bytes(7))
 """A bitmap of one message, null or not."""
 
 
@@ -258,43 +255,6 @@ def encode_batch(
     ids = (producer_id, base_sequence, epoch, 0)
     fields = [0, 0, 0, 0, 0, flags, taken, txn_id, *times, *ids, n, plan.raw_bytes]
     lib.batch_seal(ffi.new(_HEADER, fields), memory, len(out))
-    return out
-
-
-def encode_message(
-    value: bytes | None,
-    key: bytes | None,
-    *,
-    timestamp: int,
-    txn_id: int = 0,
-    decided: bool = False,
-) -> bytes:
-    """Encode one message without headers: the bytes of `encode_batch`, at a third of the cost.
-
-    Args:
-        value: None: no value.
-        key: None: no key.
-        timestamp: of the message, microseconds since 1970.
-        txn_id: the local id of the transaction that writes; 0 for none.
-        decided: the transaction commits with this batch, no marker will come.
-    """
-    size = 0 if value is None else len(value)
-    flags = (8 if txn_id else 0) | (32 if decided else 0)
-    parts = [_NO_HEADER, _ENDS.pack(0, size)]
-    if value is None:
-        flags |= 512
-        parts.append(_BITS[0])
-    if key is not None:
-        flags |= 64
-        parts += (_BITS[1], _ENDS.pack(0, len(key)))
-    if value:
-        parts += (value, _BITS[0][: -size & 7])
-    if key:
-        parts += (key, _BITS[0][: -len(key) & 7])
-    out = b"".join(parts)
-    raw = len(out) - HEADER_BYTES
-    fields = (0, 0, 0, 0, 0, flags, 1, txn_id, timestamp, timestamp, 0, -1, 0, 0, 1, raw)
-    lib.batch_seal(ffi.new(_HEADER, fields), writable_bytes(out), len(out))
     return out
 
 

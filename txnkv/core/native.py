@@ -92,6 +92,8 @@ StoreWords = _native.StoreWords
 Turn = _native.Turn
 WriterLock = _native.WriterLock
 Writes = _native.Writes
+message_batch = _native.message_batch
+message_size = _native.message_size
 messages = _native.messages
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
@@ -125,6 +127,8 @@ __all__ = [
     "ffi",
     "hash64",
     "lib",
+    "message_batch",
+    "message_size",
     "messages",
     "monotonic_micros",
     "pack",

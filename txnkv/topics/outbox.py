@@ -30,7 +30,7 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.log import gathered
-from txnkv.topics.messages import Single, as_arrow, cut_messages, fit_batch, now_micros
+from txnkv.topics.messages import Plain, as_arrow, cut_messages, fit_batch, now_micros
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
@@ -55,7 +55,7 @@ _APPEND_BYTES: Final = 8 << 20
 class _Lot(NamedTuple):
     """Messages of one flush."""
 
-    messages: pa.RecordBatch | Single
+    messages: pa.RecordBatch | Plain
     timestamp: int
     size: int
 
@@ -126,7 +126,7 @@ class Outbox:
         version = self._topics.require_writable(topic)
         self._catalog = version if self._catalog is None else min(version, self._catalog)
 
-    def add(self, topic: TopicInfo, number: int, messages: pa.RecordBatch | Single) -> None:
+    def add(self, topic: TopicInfo, number: int, messages: pa.RecordBatch | Plain) -> None:
         """Take messages for a partition of a topic that was seen to live. Memory alone.
 
         Args:
@@ -318,14 +318,11 @@ def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bo
     batches = []
     codec = topic.options.compression
     for some, timestamp, size in lots if len(lots) == 1 else _joined(lots):
-        if type(some) is Single and size <= most and codec is None:
-            value, key = some
-            batches.append(
-                core.encode_message(value, key, timestamp=timestamp, txn_id=txn_id, decided=decided)
-            )
+        few = fit_batch(size, some.num_rows, most)
+        if few and type(some) is Plain and codec is None:
+            batches.append(core.message_batch(some.rows, timestamp, txn_id, decided))
             continue
         lot = as_arrow(some)
-        few = fit_batch(size, lot.num_rows, most)
         for messages, chunk in ((lot, None),) if few else cut_messages(lot, most):
             batch = core.encode_batch(
                 messages,
@@ -348,21 +345,26 @@ def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
             last.append(lot)
         else:
             groups.append([lot])
-    return [
-        group[0]
-        if len(group) == 1
-        else _Lot(
-            pa.concat_batches([as_arrow(lot.messages) for lot in group]),
-            group[0].timestamp,
-            sum(lot.size for lot in group),
-        )
-        for group in groups
-    ]
+    return [group[0] if len(group) == 1 else _one_of(group) for group in groups]
 
 
 def _join(first: _Lot, lot: _Lot) -> bool:
-    small = first.size < _SMALL_BYTES and lot.size < _SMALL_BYTES
-    return small and bool(first.messages.schema == lot.messages.schema)
+    if first.size >= _SMALL_BYTES or lot.size >= _SMALL_BYTES:
+        return False
+    if isinstance(first.messages, Plain) or isinstance(lot.messages, Plain):
+        return type(first.messages) is type(lot.messages)
+    return bool(first.messages.schema == lot.messages.schema)
+
+
+def _one_of(group: Sequence[_Lot]) -> _Lot:
+    messages: pa.RecordBatch | Plain
+    size = sum(lot.size for lot in group)
+    if type(group[0].messages) is Plain:
+        rows = [row for lot in group for row in lot.messages.rows]
+        messages = Plain(rows, size, any(lot.messages.keyed for lot in group))
+    else:
+        messages = pa.concat_batches([lot.messages for lot in group])
+    return _Lot(messages, group[0].timestamp, size)
 
 
 def _count(batches: Sequence[bytes]) -> int:

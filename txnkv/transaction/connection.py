@@ -527,12 +527,14 @@ def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[t
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
-        found: list[tuple[int, int]] = []
-        for one in message:
-            if one.__class__ is Message and one._topic == subscription.messages:
-                found.append((one.partition, one.offset))
-            else:
-                found += message_ids(one, subscription)
+        topic = subscription.messages
+        found = [
+            (one.partition, one.offset)
+            for one in message
+            if one.__class__ is Message and one._topic == topic
+        ]
+        if len(found) < len(message):
+            found = [id for one in message for id in message_ids(one, subscription)]
         return found
     raise TypeError(
         "what is acknowledged is a Message, its MessageId or a list of them, not "

@@ -34,7 +34,7 @@ from txnkv.topics import (
     Encoded,
     Outgoing,
     Pending,
-    Single,
+    Plain,
     Sticky,
     TopicEngine,
     TopicInfo,
@@ -45,7 +45,6 @@ from txnkv.topics import (
     as_arrow,
     message_input,
     outbox,
-    partition_of_one,
     spread,
     topic_catalog,
 )
@@ -74,7 +73,7 @@ class Parcel(NamedTuple):
     """Messages for one topic, by number of their partition."""
 
     topic: TopicInfo
-    parts: list[tuple[int, pa.RecordBatch | Single]]
+    parts: list[tuple[int, pa.RecordBatch | Plain]]
 
     @property
     def rows(self) -> int:
@@ -108,12 +107,12 @@ class Lone(NamedTuple):
             TopicNotFoundError: the topic was dropped.
             InvalidTxnStateError: the transaction has ended.
         """
-        topic, one = self.topic, message_input.single([self.message])
+        count = len(self.topic.partitions)
+        one = message_input.plain([self.message], count)
         if one is None:
             return False
-        count = len(topic.partitions)
-        number = 0 if count == 1 else partition_of_one(one, count, Sticky().turn(count))
-        context.send(topic, [(number, one)])
+        number = 0 if count == 1 else one.partition(count, Sticky().turn(count))
+        context.send(self.topic, [(number, one)])
         context.instance.coordinator.metrics.messages_sent.value += 1
         return True
 
@@ -193,10 +192,10 @@ class SendBuffer:
         outgoing = message_input.outgoing_of(batches, len(topic.partitions), codec)
         return self.parcels_of(topic, outgoing)
 
-    def _parcel_of(self, topic: TopicInfo, message: Single) -> Parcel:
+    def _parcel_of(self, topic: TopicInfo, messages: Plain) -> Parcel:
         partitions = len(topic.partitions)
         sticky = self._sticky.setdefault(topic.id, Sticky()).turn(partitions)
-        return Parcel(topic, [(partition_of_one(message, partitions, sticky), message)])
+        return Parcel(topic, [(messages.partition(partitions, sticky), messages)])
 
     def take(self) -> list[Parcel]:
         """All that waits, to be given or put back."""
@@ -205,11 +204,11 @@ class SendBuffer:
             for topic, rows in self._lists.values():
                 some = rows[:]
                 if some:
-                    one = message_input.single(some)
-                    if one is None:
+                    few = message_input.plain(some, len(topic.partitions))
+                    if few is None:
                         parcels += self.parcels_of(topic, message_input.outgoing(some))
                     else:
-                        parcels.append(self._parcel_of(topic, one))
+                        parcels.append(self._parcel_of(topic, few))
                     del rows[: len(some)]
             return parcels
 

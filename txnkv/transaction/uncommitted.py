@@ -23,7 +23,7 @@ import pyarrow as pa
 from txnkv.coordinator import Marks, SmallCommit, Timestamp, TxnRow
 from txnkv.storage import fault_point
 from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
-from txnkv.topics import Hold, Outbox, Single
+from txnkv.topics import Hold, Outbox, Plain
 from txnkv.transaction.instance import Instance
 
 
@@ -63,7 +63,7 @@ class HeartOwner(Protocol):
     def start_heart(self) -> None: ...
 
 
-Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
+Parts = Sequence[tuple[int, pa.RecordBatch | Plain]]
 """Messages for one topic, by number of their partition."""
 
 

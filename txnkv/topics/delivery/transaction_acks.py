@@ -573,9 +573,12 @@ def _by_partition(
     if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
         number, offset = ids[0]
         return {number: [offset]}
-    found: dict[int, set[int]] = {}
-    for number, offset in ids:
-        found.setdefault(number, set()).add(offset)
+    found: dict[int, set[int]] = {number: set() for number, _ in ids}
+    if len(found) == 1:
+        found[ids[0][0]] = {offset for _, offset in ids}
+    else:
+        for number, offset in ids:
+            found[number].add(offset)
     info.require_partitions(found)
     if cumulative:
         return {number: [max(offsets)] for number, offsets in found.items()}

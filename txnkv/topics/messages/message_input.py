@@ -51,6 +51,8 @@ TIME: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SLICE_ROWS: Final = 1 << 18
+_PLAIN_ROWS: Final = 1 << 14
+_PLAIN_BYTES: Final = 1 << 20
 _BYTES: Final = pa.binary()
 _VALUE: Final = pa.schema([("value", _BYTES)])
 _VALUE_KEY: Final = pa.schema([("value", _BYTES), ("key", _BYTES)])
@@ -59,37 +61,39 @@ Pending = bytes | tuple[bytes | None, bytes | None] | tuple[Any, Any, Any, Any, 
 """A message that waits; see above."""
 
 
-class Single(NamedTuple):
-    """One message as it waits, where it is all there is: it need not become Arrow."""
+class Plain(NamedTuple):
+    """Messages as they wait, of values and keys alone: they need not become Arrow.
 
-    value: bytes | None
-    key: bytes | None
+    Attributes:
+        rows: one or more.
+        nbytes: of their content, about.
+        keyed: whether one has a key.
+    """
+
+    rows: list[Any]
+    nbytes: int
+    keyed: bool
 
     @property
     def num_rows(self) -> int:
-        return 1
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the content, about."""
-        return 8 + len(self.value or b"") + len(self.key or b"")
+        return len(self.rows)
 
     @property
     def arrow(self) -> pa.RecordBatch:
         """The same as Arrow."""
-        fields = (self.value,) if self.key is None else (self.value, self.key)
-        arrays = [pa.array([field], _BYTES) for field in fields]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        (made,) = _outgoing(self.rows)
+        return made.messages
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of `arrow`."""
-        return _VALUE if self.key is None else _VALUE_KEY
+    def partition(self, partitions: int, sticky: int) -> int:
+        """The partition that `spread` has them in; of those with a key there is one."""
+        if partitions == 1:
+            return 0
+        return partition_of(self.rows[0][1], partitions) if self.keyed else sticky
 
 
-def as_arrow(messages: pa.RecordBatch | Single) -> pa.RecordBatch:
+def as_arrow(messages: pa.RecordBatch | Plain) -> pa.RecordBatch:
     """Messages for a partition, whatever they are."""
-    return messages.arrow if type(messages) is Single else messages
+    return messages.arrow if type(messages) is Plain else messages
 
 
 class Outgoing(NamedTuple):
@@ -228,14 +232,17 @@ def _micros(what: str, given: object) -> int:
     return (given - _EPOCH) // _MICROSECOND
 
 
-def single(waiting: list[Pending]) -> Single | None:
-    """Return what waits, if it is one message without partition, headers or time of its own."""
-    if len(waiting) != 1:
+def plain(waiting: list[Pending], partitions: int) -> Plain | None:
+    """Return what waits as it is, if it is little, without partitions, headers or times of its own,
+    and goes to one of so many partitions.
+    """
+    count = len(waiting)
+    if count > _PLAIN_ROWS or (said := core.message_size(waiting)) is None:
         return None
-    row = waiting[0]
-    if isinstance(row, bytes):
-        return Single(row, None)
-    return None if len(row) > 2 else Single(row[0], row[1])
+    size, keyed = said
+    if size > _PLAIN_BYTES or (keyed and count > 1 and partitions > 1):
+        return None
+    return Plain(waiting, size + 8 * count, keyed)
 
 
 # -- in bulk ---------------------------------------------------------------------------
@@ -496,13 +503,6 @@ def spread(outgoing: Outgoing, partitions: int, sticky: int) -> list[tuple[int, 
         if rows.n:
             found.append((number, messages.take(rows.to_arrow())))
     return found
-
-
-def partition_of_one(message: Single, partitions: int, sticky: int) -> int:
-    """The partition of one message: where `spread` has it."""
-    if partitions == 1:
-        return 0
-    return sticky if message.key is None else partition_of(message.key, partitions)
 
 
 def partition_of(key: bytes, partitions: int) -> int:
