@@ -8,7 +8,19 @@
 
 enum { FEW = 64 }; /* a search in a packed block costs as much as so many of its keys unpacked */
 
-static status_t find_unpacked(const block_t *block, const keys_t *some, int32_t *out_rows) {
+/* A look for the keys of a block and of `some` in each other. */
+typedef void look_t(const keys_t *block, const keys_t *some, int32_t *out);
+
+static void rows_of(const keys_t *block, const keys_t *some, int32_t *out_rows) {
+    search_batch(block, some, out_rows);
+}
+
+static void positions_of(const keys_t *block, const keys_t *some, int32_t *out_positions) {
+    search_batch(some, block, out_positions);
+}
+
+static status_t look_unpacked(const block_t *block, const keys_t *some, look_t *look,
+                              int32_t *out) {
     uint64_t size;
     status_t status = unpack_keys_size(block, &size);
     if (status != STATUS_OK) return status;
@@ -19,10 +31,18 @@ static status_t find_unpacked(const block_t *block, const keys_t *some, int32_t 
     if (status == STATUS_OK) {
         const keys_t keys = {memory + head, size, head == 0 ? NULL : memory, block->width,
                              block->rows};
-        search_batch(&keys, some, out_rows);
+        look(&keys, some, out);
     }
     alloc_free(memory);
     return status;
+}
+
+static status_t look_in(const block_t *block, const keys_t *some, look_t *look, int32_t *out) {
+    if (block->encoding != BLOCK_PLAIN) return look_unpacked(block, some, look, out);
+    if (block->kind != BLOCK_FIXED && block->kind != BLOCK_VARLEN) return STATUS_CORRUPT;
+    const keys_t keys = {block->data, block->data_len, block->offsets, block->width, block->rows};
+    look(&keys, some, out);
+    return STATUS_OK;
 }
 
 static status_t find_few(const block_t *block, const keys_t *some, int32_t *out_rows) {
@@ -38,17 +58,35 @@ static status_t find_few(const block_t *block, const keys_t *some, int32_t *out_
 
 static status_t find_all(const block_t *block, const keys_t *some, int32_t *out_rows) {
     if (some->n < block->rows / FEW) return find_few(block, some, out_rows);
-    if (block->encoding != BLOCK_PLAIN) return find_unpacked(block, some, out_rows);
-    if (block->kind != BLOCK_FIXED && block->kind != BLOCK_VARLEN) return STATUS_CORRUPT;
-    const keys_t keys = {block->data, block->data_len, block->offsets, block->width, block->rows};
-    search_batch(&keys, some, out_rows);
-    return STATUS_OK;
+    return look_in(block, some, rows_of, out_rows);
+}
+
+/* As match_block, of a block that has fewer rows than `some` has keys, and no two with one key. */
+static status_t match_rows(const block_t *block, const keys_t *some, uint32_t room,
+                           uint32_t *out_rows, uint32_t *out_positions, uint32_t *out_count) {
+    int32_t *found = alloc_array(block->rows, sizeof *found);
+    if (found == NULL) return STATUS_NO_MEMORY;
+    status_t status = look_in(block, some, positions_of, found);
+    for (uint32_t row = 0; status == STATUS_OK && row < block->rows; row++) {
+        if (found[row] < 0) continue;
+        if (*out_count == room) {
+            status = STATUS_LIMIT;
+            break;
+        }
+        out_rows[*out_count] = row;
+        out_positions[(*out_count)++] = (uint32_t)found[row];
+    }
+    alloc_free(found);
+    return status;
 }
 
 status_t match_block(const block_t *block, const keys_t *some, uint32_t versioned, uint32_t room,
                      uint32_t *out_rows, uint32_t *out_positions, uint32_t *out_count) {
     *out_count = 0;
     if (block->rows > INT32_MAX) return STATUS_CORRUPT;
+    if (!versioned && block->rows < some->n && some->n <= INT32_MAX) {
+        return match_rows(block, some, room, out_rows, out_positions, out_count);
+    }
     int32_t *found = alloc_array(some->n, sizeof *found);
     if (found == NULL) return STATUS_NO_MEMORY;
     status_t status = find_all(block, some, found);

@@ -388,9 +388,9 @@ static void check_integers(const block_t *block) {
 
 /* Few keys and many, against a plain search. */
 static void check_match(const keys_t *keys, const block_t *block, const keys_t *any) {
-    const keys_t *lists[] = {any, keys};
+    const keys_t *lists[] = {any, keys, any};
     uint32_t *rows = calloc((size_t)keys->n + 1, 4), *positions = calloc((size_t)keys->n + 1, 4);
-    for (size_t k = 0; k < 2; k++) {
+    for (size_t k = 0; k < 3; k++) {
         const keys_t *some = lists[k];
         uint32_t count, at = 0;
         EXPECT(match_block(block, some, k == 0, keys->n, rows, positions, &count) == STATUS_OK);
@@ -412,6 +412,32 @@ static void check_match(const keys_t *keys, const block_t *block, const keys_t *
     }
     free(rows);
     free(positions);
+}
+
+/* A block of some keys among more of them. */
+static void check_part(const keys_t *keys) {
+    const uint32_t lo = keys->n / 4, n = keys->n / 2;
+    const keys_t part = keys->offsets != NULL
+                            ? (keys_t){keys->data, keys->data_len, keys->offsets + 4 * lo, 0, n}
+                            : (keys_t){keys->data + (size_t)lo * keys->width,
+                                       (size_t)n * keys->width, NULL, keys->width, n};
+    const size_t room = block_size_of_keys(&part);
+    size_t len;
+    uint8_t *bytes = exact(room);
+    uint32_t *rows = calloc((size_t)n + 1, 4), *positions = calloc((size_t)n + 1, 4), count;
+    block_t block;
+    EXPECT(encode_keys(&part, SEED, bytes, room, &len) == STATUS_OK);
+    EXPECT(block_parse(bytes, len, &block) == STATUS_OK);
+    EXPECT(match_block(&block, keys, 0, n, rows, positions, &count) == STATUS_OK && count == n);
+    for (uint32_t i = 0; i < n; i++) EXPECT(rows[i] == i && positions[i] == lo + i);
+    if (n > 0) {
+        EXPECT(match_block(&block, keys, 0, n - 1, rows, positions, &count) == STATUS_LIMIT);
+        alloc_fail_at(1);
+        EXPECT(match_block(&block, keys, 0, n, rows, positions, &count) == STATUS_NO_MEMORY);
+    }
+    free(rows);
+    free(positions);
+    free(bytes);
 }
 
 static void check_keys(shape_t shape, uint32_t n, bool counter) {
@@ -447,6 +473,7 @@ static void check_keys(shape_t shape, uint32_t n, bool counter) {
         EXPECT((order < 0) == (wanted < 0) && (order > 0) == (wanted > 0));
     }
     check_match(&keys, &block, &probes);
+    check_part(&keys);
     check_integers(&block);
     if (block.encoding != BLOCK_PLAIN) {
         uint64_t size;

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import txnkv
 from tests import internals
@@ -180,6 +182,65 @@ def test_rows_written_many_times_are_looked_for_once_each_time(
     assert len(looked) <= 6 * n
     live = [info.live_rows for info in infos(client, tablet)]
     assert sum(live) == len(last)
+
+
+@pytest.mark.parametrize("keys_at_once", [1, 60, 1 << 19])
+@given(
+    ops=st.lists(
+        st.tuples(
+            st.sampled_from(["upsert", "update_ignore", "insert_ignore", "delete_ignore"]),
+            st.sets(st.integers(0, 119), min_size=1, max_size=30),
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_many_row_sets_that_replace_each_other(
+    client: txnkv.Client, tablet: Tablet, keys_at_once: int, ops: list[tuple[str, set[int]]]
+) -> None:
+    """Looked for one by one, a few together, and all at once."""
+    table = client.table("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intents, "_KEYS_AT_ONCE", keys_at_once)
+        patch.setattr(intents, "_ROWS_AT_ONCE", 40)
+        rows = seen(table)
+        txn = begin(client)
+        for number, (op, some) in enumerate(ops):
+            write(txn, op, sorted(some), f"{number} ")
+            for id in some:
+                if op == "delete_ignore":
+                    rows.pop(id, None)
+                elif op == "upsert" or (op == "update_ignore") == (id in rows):
+                    rows[id] = f"{number} {id}"
+        txn.commit()
+    assert seen(table) == rows
+    settled(client, tablet)
+
+
+@pytest.mark.parametrize("n", [20, 80])
+def test_small_row_sets_that_replace_rows_are_looked_for_together(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    tablet: Tablet,
+    n: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+    locate = RowSet.locate
+
+    def counted(self: RowSet, *args: Any) -> Any:
+        looks.append(self.info.id)
+        return locate(self, *args)
+
+    txn = begin(client)
+    for number in range(n):
+        write(txn, "upsert", [0, *range(1 + number, 1000, n)], f"{number} ")
+    monkeypatch.setattr(RowSet, "locate", counted)
+    txn.commit()
+    assert len(looks) <= n * n.bit_length()
+    assert table.get(0) == {"id": 0, "v": f"{n - 1} 0"}
+    assert table.count() == 1000
+    settled(client, tablet)
 
 
 @pytest.mark.parametrize("n", [10, 40])
@@ -389,7 +450,7 @@ def _keys(tablet: Tablet, ids: Any) -> core.Keys:
 def _found(tablet: Tablet, state: Any, ids: Any, stamps: Any) -> dict[int, dict[int, int]]:
     """By row set: the keys that are replaced, and the stamps they get."""
     found = {}
-    for id, (rows, given) in intents.supersede(tablet, state, _keys(tablet, ids), stamps).items():
+    for id, (rows, put) in intents.supersede(tablet, state, _keys(tablet, ids), stamps).items():
         (info,) = [info for info in state.infos if info.id == id]
         keys: list[int] = []
         with tablet.read() as pages:
@@ -398,9 +459,7 @@ def _found(tablet: Tablet, state: Any, ids: Any, stamps: Any) -> dict[int, dict[
                 keys += tablet.codec.decode(row_set.keys(pages, number), 0).to_pylist()
         numbers = rows.to_pylist()
         assert numbers == sorted(set(numbers))
-        found[id] = {
-            keys[row]: stamp for row, stamp in zip(numbers, given.to_pylist(), strict=True)
-        }
+        found[id] = {keys[row]: stamp for row, stamp in zip(numbers, put.to_pylist(), strict=True)}
     return found
 
 

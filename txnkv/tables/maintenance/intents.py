@@ -26,7 +26,7 @@ do, and the others find little left. Nothing rests on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final
@@ -55,6 +55,9 @@ from txnkv.tables.tablets import (
 
 _ROWS_AT_ONCE: Final = 1 << 18
 """So many delete stamps are gathered before they are put."""
+
+_KEYS_AT_ONCE: Final = 1 << 19
+"""Keys of small row sets that are looked for together, at most."""
 
 declare_fault_point("resolve.put", "some of a commit's delete stamps are durable")
 declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
@@ -264,12 +267,11 @@ class Resolution:
         ]
         noted: dict[int, tuple[int, int]] = {}
         dead: dict[int, list[pa.UInt32Array]] = {}
-        gathered = 0
 
         def put() -> None:
             deletes: Deletes = {}
             for id, some in dead.items():
-                rows = pa.concat_arrays(some)
+                rows = pc.unique(pa.concat_arrays(some))
                 rows = rows.take(pc.sort_indices(rows))
                 deletes[id] = rows, pa.repeat(pa.scalar(self._commit_ts, pa.uint64()), len(rows))
             dead.clear()
@@ -277,44 +279,72 @@ class Resolution:
                 noted.update(put_deletes(tablet, deletes, lambda txn: None))
                 fault_point("resolve.put")
 
-        for number, info in enumerate(own):
-            if not _replaces(info):
-                continue
-            for keys in keys_of(tablet, info):
-                for id, rows in self._replaced(tablet, state, own[:number], keys).items():
-                    dead.setdefault(id, []).append(rows)
-                    gathered += len(rows)
-                if gathered >= _ROWS_AT_ONCE:
+        def dies(id: int, rows: pa.UInt32Array) -> None:
+            if len(rows):
+                dead.setdefault(id, []).append(rows)
+
+        for start, run in _runs(own):
+            for keys in _replacing(tablet, run, dies):
+                _find(tablet, own[:start], keys, dies)
+                for id, (rows, _) in supersede(tablet, state, keys, self._commit_ts).items():
+                    dies(id, rows)
+                if sum(len(rows) for some in dead.values() for rows in some) >= _ROWS_AT_ONCE:
                     put()
-                    gathered = 0
         put()
         return noted
 
-    def _replaced(
-        self, tablet: Tablet, state: TabletState, earlier: Sequence[RowSetInfo], keys: core.Keys
-    ) -> dict[int, pa.UInt32Array]:
-        """Find the rows that some keys of an own row set replace, in those before it and in what
-        is committed. A key that one of those replaces as well is looked for no further: what is
-        older is found when its turn comes. So no row is found twice.
-        """
-        found = {}
-        low, high = keys.key(0), keys.key(keys.n - 1)
-        for before in reversed(earlier):
-            if not before.overlaps(low, high):
-                continue
+
+_Dies = Callable[[int, pa.UInt32Array], None]
+"""Told of a row set, by its id, and of rows in it that something replaces; of some twice."""
+
+
+def _runs(infos: Sequence[RowSetInfo]) -> Iterator[tuple[int, Sequence[RowSetInfo]]]:
+    """Yield row sets that are looked for at once, and the number of the first: few large ones, or
+    many small ones, for each look asks all that are older.
+    """
+    start = rows = 0
+    for number, info in enumerate(infos):
+        if rows and rows + info.rows > _KEYS_AT_ONCE:
+            yield start, infos[start:number]
+            start, rows = number, 0
+        rows += info.rows
+    yield start, infos[start:]
+
+
+def _replacing(tablet: Tablet, run: Sequence[RowSetInfo], dies: _Dies) -> Iterator[core.Keys]:
+    """Yield the keys that a run of row sets replaces; what they replace in each other dies."""
+    if len(run) > 1:
+        if (keys := _united(tablet, run, dies)) is not None:
+            yield keys
+    elif _replaces(run[0]):
+        yield from keys_of(tablet, run[0])
+
+
+def _united(tablet: Tablet, run: Sequence[RowSetInfo], dies: _Dies) -> core.Keys | None:
+    if len(run) == 1:
+        return core.Keys.concat(list(keys_of(tablet, run[0]))) if _replaces(run[0]) else None
+    half = len(run) // 2
+    later = _united(tablet, run[half:], dies)
+    if later is not None:
+        _find(tablet, run[:half], later, dies)
+    earlier = _united(tablet, run[:half], dies)
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    both = core.Keys.concat([earlier, later])
+    order = core.sort_keys(both)
+    if order is not None:
+        both = both.gather(order)
+    doubles = core.mark_duplicates(both, None)
+    return both.gather(doubles.zeros()) if doubles.count else both
+
+
+def _find(tablet: Tablet, infos: Sequence[RowSetInfo], keys: core.Keys, dies: _Dies) -> None:
+    """Find rows of own row sets that have these keys, which later ones replace."""
+    low, high = keys.key(0), keys.key(keys.n - 1)
+    for info in infos:
+        if info.kind == ROWS and info.overlaps(low, high):
             with tablet.read() as pages:
-                positions, rows = tablet.row_set(before).locate(pages, keys, None)
-            if len(rows) == 0:
-                continue
-            if before.kind == ROWS:
-                found[before.id] = rows
-            if _replaces(before):
-                keys = keys.without(core.Rows.from_arrow(positions))
-                if keys.n == 0:
-                    return found
-                low, high = keys.key(0), keys.key(keys.n - 1)
-        deletes = supersede(tablet, state, keys, self._commit_ts)
-        return found | {id: rows for id, (rows, _) in deletes.items()}
+                dies(info.id, tablet.row_set(info).locate(pages, keys, None)[1])
 
 
 def _in_order(infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:

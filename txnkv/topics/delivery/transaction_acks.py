@@ -576,9 +576,8 @@ def _by_partition(
     found: dict[int, set[int]] = {number: set() for number, _ in ids}
     if len(found) == 1:
         found[ids[0][0]] = {offset for _, offset in ids}
-    else:
-        for number, offset in ids:
-            found[number].add(offset)
+    for number, offset in ids if len(found) > 1 else ():
+        found[number].add(offset)
     info.require_partitions(found)
     if cumulative:
         return {number: [max(offsets)] for number, offsets in found.items()}
