@@ -41,6 +41,7 @@ HEADERS = [
     "rowset/sort.h",
     "rowset/visible.h",
     "rowset/zone.h",
+    "memory/key_owners.h",
     "memory/mem_row_set.h",
     "memory/mem_entries.h",
     "memory/mem_section.h",

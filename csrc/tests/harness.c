@@ -129,6 +129,7 @@ int main(void) {
     RUN(test_merge);
     RUN(test_partition);
     RUN(test_bloom);
+    RUN(test_key_owners);
     RUN(test_visible);
     RUN(test_delta);
     RUN(test_block);

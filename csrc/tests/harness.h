@@ -52,6 +52,7 @@ void test_search(void);
 void test_merge(void);
 void test_partition(void);
 void test_bloom(void);
+void test_key_owners(void);
 void test_visible(void);
 void test_delta(void);
 void test_block(void);

@@ -1,5 +1,9 @@
+#include <string.h>
+
 #include "codec/keys_inline.h"
+#include "common/alloc.h"
 #include "common/bits.h"
+#include "memory/key_owners.h"
 #include "rowset/bloom.h"
 #include "rowset/visible.h"
 #include "tests/harness.h"
@@ -25,6 +29,40 @@ void test_bloom(void) {
         free(bits);
         keys_drop(keys);
         keys_drop(others);
+    }
+}
+
+void test_key_owners(void) {
+    enum { OWNERS = 300 };
+    for (int shape = 0; shape < KEYS_SHAPES; shape++) {
+        key_owners_t *owners = key_owners_create();
+        keys_t keys[OWNERS];
+        uint8_t *bits = exact(bits_bytes(OWNERS)), *found = exact(bits_bytes(2000));
+        uint32_t n = 0, more = 0;
+        for (uint32_t i = 0; i < OWNERS; i++) {
+            keys[i] = keys_random((shape_t)shape, random_below(i % 50 == 0 ? 2000 : 20), false);
+            alloc_fail_at(i % 7 == 0 ? 1 : 0);
+            if (i % 7 == 0 && keys[i].n > 0) {
+                EXPECT(key_owners_add(owners, keys + i, i) == STATUS_NO_MEMORY);
+            }
+            alloc_fail_at(0);
+            EXPECT(key_owners_count(owners) == n);
+            EXPECT(key_owners_add(owners, keys + i, i) == STATUS_OK);
+            n += keys[i].n;
+        }
+        for (uint32_t i = 0; i < OWNERS; i++) {
+            memset(bits, 0, bits_bytes(OWNERS));
+            memset(found, 0, bits_bytes(2000));
+            key_owners_find(owners, keys + i, bits, found);
+            EXPECT(keys[i].n == 0 || bits_get(bits, i) == 1);
+            EXPECT(bits_count(found, 0, 2000) == keys[i].n);
+            more += (uint32_t)bits_count(bits, 0, OWNERS);
+        }
+        if (shape != KEYS_VARIABLE) EXPECT(more < 2 * OWNERS); /* short strings repeat */
+        for (uint32_t i = 0; i < OWNERS; i++) keys_drop(keys[i]);
+        free(bits);
+        free(found);
+        key_owners_destroy(owners);
     }
 }
 

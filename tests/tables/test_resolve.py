@@ -212,6 +212,8 @@ def test_many_row_sets_that_replace_each_other(
                     rows.pop(id, None)
                 elif op == "upsert" or (op == "update_ignore") == (id in rows):
                     rows[id] = f"{number} {id}"
+            own = txn.get_many(table, list(range(120)))["v"].to_pylist()
+            assert own == [rows.get(id) for id in range(120)]
         txn.commit()
     assert seen(table) == rows
     settled(client, tablet)
@@ -264,14 +266,14 @@ def test_a_write_and_a_get_know_of_the_row_sets_alone_that_may_have_its_keys(
     assert seen(table) == after | {2 * n: "new"}
 
 
-@pytest.mark.parametrize("n", [10, 40])
+@pytest.mark.parametrize(("n", "more"), [(10, 0), (40, 0), (40, 20)])
 def test_row_sets_of_few_rows_that_lie_apart_are_looked_into_once(
-    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, n: int, more: int
 ) -> None:
     """Their key ranges all meet: each write looked into all before it."""
     txn = begin(client)
     for k in range(n):
-        write(txn, "insert", [k, 1000 - k])
+        write(txn, "insert", [k, 1000 - k, *range(2000 + k, 2000 + more * n, n)])
     built = count(monkeypatch, manifest, "_info")
     write(txn, "upsert", [3, 500, 997], "again ")
     assert len(built) <= 2  # the last one was not looked into before
@@ -285,6 +287,7 @@ def test_row_sets_of_few_rows_that_lie_apart_are_looked_into_once(
     assert len(built) <= 5
     txn.commit()
     after = {i: str(i) for k in range(n) for i in (k, 1000 - k)} | {997: "again 997"}
+    after |= {i: str(i) for i in range(2000, 2000 + more * n)}
     after |= {500: "again 500", 3: "last 3", 4: "last 4"}
     del after[995]
     assert seen(table) == after

@@ -78,6 +78,7 @@ from txnkv.core.column_types import (
 )
 from txnkv.core.kafka_records import decode_records, encode_records
 from txnkv.core.keys import (
+    KeyOwners,
     Keys,
     Merger,
     find,

@@ -338,6 +338,32 @@ def mark_common(a: Keys, b: Keys) -> Bitmap:
     return Bitmap(a.n, bits, count[0])
 
 
+class KeyOwners:
+    """Keys, and who may have them. Not for two threads at a time.
+
+    Attributes:
+        n: keys of all owners together.
+    """
+
+    def __init__(self) -> None:
+        made = lib.key_owners_create()
+        if made == ffi.NULL:
+            raise MemoryError("no memory for the keys of row sets")
+        self._c = ffi.gc(made, lib.key_owners_destroy)
+        self.n = 0
+
+    def add(self, keys: Keys, owner: int) -> None:
+        """One more owner, by its number, has these keys."""
+        check(lib.key_owners_add(self._c, keys.c, owner), f"noting {keys.n} keys")
+        self.n += keys.n
+
+    def find(self, keys: Keys, owners: int) -> tuple[Rows, Rows]:
+        """Those of so many owners who may have one of the keys, and the positions of those keys."""
+        bits, found = (pa.py_buffer(bytes((n + 7) // 8)) for n in (owners, keys.n))
+        lib.key_owners_find(self._c, keys.c, pointer(bits), pointer(found))
+        return Bitmap(owners, bits).positions(), Bitmap(keys.n, found).positions()
+
+
 class Merger:
     """Merges ascending sources; equal keys come in the order of their sources.
 

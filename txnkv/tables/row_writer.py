@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC
 from operator import itemgetter
 from typing import Any
 
@@ -342,3 +343,24 @@ def _prefix_encoder(schema: Schema, columns: Sequence[str]) -> Callable[[Values,
     codec = core.KeyCodec([schema.columns[name].type for name in columns])
     of = tuple_getter([schema.primary_key.index(name) for name in columns])
     return lambda values, key: codec.encode_one(of(values))
+
+
+def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch as dicts, as `get` gives them.
+
+    Raises:
+        OverflowError: a date or time is none that Python has.
+    """
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except OverflowError as error:
+        raise OverflowError(
+            f"a date or time that Python cannot name ({error}): read it as Arrow"
+        ) from None
+    for field in batch.schema:
+        if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
+            name = field.name
+            for row in rows:
+                if row[name] is not None:
+                    row[name] = row[name].replace(tzinfo=UTC)
+    return rows

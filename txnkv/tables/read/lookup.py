@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from txnkv.tables.read.point import find_row
 from txnkv.tables.read.predicate import KeyRange, by_key, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
-from txnkv.tables.row_writer import RowWriter, Values
+from txnkv.tables.row_writer import RowWriter, Values, dicts
 from txnkv.tables.schema import Schema, column_array, normal
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex, find_index
@@ -307,27 +306,6 @@ def text_bytes(row: dict[str, Any]) -> int:
     return sum(len(value) for value in row.values() if isinstance(value, str | bytes))
 
 
-def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as dicts, as `get` gives them.
-
-    Raises:
-        OverflowError: a date or time is none that Python has.
-    """
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
-    except OverflowError as error:
-        raise OverflowError(
-            f"a date or time that Python cannot name ({error}): read it as Arrow"
-        ) from None
-    for field in batch.schema:
-        if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
-            name = field.name
-            for row in rows:
-                if row[name] is not None:
-                    row[name] = row[name].replace(tzinfo=UTC)
-    return rows
-
-
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
     return rows_with(tables, table, view, _key_columns(table.schema, keys))
@@ -459,8 +437,7 @@ class _Search:
             yield from self._memory(view.own, 0, EVERY_STAMP, own=True)
         if view.flight is not None:
             yield from self._in_flight(view.flight)
-        for step in view.staged_steps(self._keys):
-            yield from self._row_set(step, decide=True, own=True)
+        yield from self._staged()
         if self._names and not self._stamps and self._keys.n <= _FEW:
             yield from self._committed()
             return
@@ -468,6 +445,24 @@ class _Search:
             yield from self._memory(view.state.memory, view.after, view.snapshot)
         for step in view.steps:
             yield from self._row_set(step, decide=bool(view.unresolved))
+
+    def _staged(self) -> Iterator[Found]:
+        """Rows in own row sets; where these are known, the keys alone that may be there are looked
+        for.
+        """
+        steps, some = self._view.staged_steps(self._keys)
+        if some is None:
+            for step in steps:
+                yield from self._row_set(step, decide=True, own=True)
+            return
+        keys, n = self._keys.gather(some), self._keys.n
+        look = _Search(self._view, keys, self._names, self._stamps)
+        look._left = some.to_arrow()
+        for step in steps:
+            for found in look._row_set(step, decide=True, own=True):
+                yield self._found(found.positions, found.columns, found.stamps, found.own)
+        left = core.Bitmap.of(n, look._left)
+        self._decided(core.Bitmap.of(n, some.to_arrow()).and_not(left).positions().to_arrow())
 
     def _committed(self) -> Iterator[Found]:
         """Rows of few keys in all that is committed."""
@@ -549,7 +544,7 @@ class _Search:
         row_set = self._tablet.row_set(info)
         done: list[pa.Array] = []
         with self._tablet.read(once=self._is_large(info)) as pages:
-            row_set.note_few(pages)
+            self._tablet.note_staged(row_set, pages)
             if info.kind != TOMBSTONES:
                 for positions, columns, stamps in self._rows(pages, row_set, step.before):
                     yield self._found(positions, columns, stamps, own)

@@ -92,7 +92,6 @@ class RowSetBlocks:
         self.firsts: list[bytes] = []
         self.lasts: list[bytes] = []
         self.layer: Any = None  # of `read.point`
-        self.few: frozenset[bytes] | None = None
         self._there_at: int | None = None
         self._deltas: dict[int, core.Delta | None] = {}
         self._deltas_from: int | None = None
@@ -171,14 +170,6 @@ class RowSetBlocks:
         row set equal ones stand together.
         """
         return core.Keys.from_block(self.block(pages, KEYS, number))
-
-    def note_few(self, pages: Pages) -> None:
-        """Keep the keys of a small staged row set: a transaction may have thousands, and each of
-        its writes asks them all.
-        """
-        if self.few is None and self.info.stamp is None and self.info.rows <= FEW_KEYS:
-            found = [self.keys(pages, number) for number in range(len(self.header(pages).blocks))]
-            self.few = frozenset(keys.key(i) for keys in found for i in range(keys.n))
 
     def keys_at(self, pages: Pages, number: int, rows: core.Rows) -> core.Keys:
         """The keys at some rows of a block, in their order, copied."""

@@ -25,21 +25,21 @@ a row set whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import EPOCH, GATE, READ_ID, CachedProperty, Store, brief, new_rlock
+from txnkv.storage import EPOCH, GATE, READ_ID, CachedProperty, Store, brief, new_lock, new_rlock
 from txnkv.tables import table_history
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.row_set import FEW_KEYS, RowSet
-from txnkv.tables.tablets.tablet_files import TabletFiles
+from txnkv.tables.tablets.tablet_files import Pages, TabletFiles
 
 EVERY_STAMP: Final = int(MAX_TIMESTAMP)
 """Entries of a transaction's own memory are stamped by its statements: all count."""
@@ -219,14 +219,16 @@ class TabletView:
         every = (*self.staged, *self.unresolved, *self.settled)
         return tuple(info for info in every if info.kind != TOMBSTONES)
 
-    def staged_steps(self, keys: core.Keys) -> list[Step]:
+    def staged_steps(self, keys: core.Keys) -> tuple[list[Step], core.Rows | None]:
         """The own row sets that may have some of `keys`, in the order in which these are looked
-        for.
+        for; and the positions of the keys that may be in these. None: all of them.
         """
         if not self.staged or keys.n == 0:
-            return []
-        lacks = self.tablet.sought(keys).lacks
-        return [Step(info, hides=True) for info in self.staged if not lacks(info.id)]
+            return [], None
+        known = self.tablet.known_staged(keys)
+        steps = [Step(info, hides=True) for info in self.staged if not known.lacks(info.id)]
+        every = all(known.has(step.info.id) for step in steps)
+        return steps, known.positions if every and known.positions.n < keys.n else None
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -252,6 +254,76 @@ def _hides(info: RowSetInfo) -> bool:
     return info.supersedes or info.kind == TOMBSTONES
 
 
+_NOTED_ROWS: Final = 1 << 16
+_NOTED_KEYS: Final = 1 << 23
+
+
+class _Known(NamedTuple):
+    """Some keys in row sets that are known, by their ids.
+
+    Attributes:
+        numbers: of the row sets; those below `below` are known.
+        may: numbers of those that may have one of the keys.
+        positions: of the keys that one of them may have.
+    """
+
+    numbers: dict[int, int]
+    below: int
+    may: frozenset[int]
+    positions: core.Rows
+
+    def has(self, id: int) -> bool:
+        """A row set is known."""
+        return self.numbers.get(id, self.below) < self.below
+
+    def lacks(self, id: int) -> bool:
+        """A row set is known to have none of the keys."""
+        return self.has(id) and self.numbers[id] not in self.may
+
+
+class _StagedKeys:
+    """The keys of small row sets that are staged, as far as they were looked into; about 8 bytes
+    each, up to `_NOTED_KEYS`. Shared by threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owners = core.KeyOwners()
+        self._numbers: dict[int, int] = {}
+        self._rows: dict[int, int] = {}
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._numbers
+
+    def add(self, id: int, keys: Sequence[core.Keys]) -> None:
+        """Take in the keys of a row set, by its id."""
+        rows = sum(some.n for some in keys)
+        with self._lock:
+            if id not in self._numbers and self._owners.n + rows <= _NOTED_KEYS:
+                number = len(self._numbers)
+                for some in keys:
+                    self._owners.add(some, number)
+                self._numbers[id], self._rows[id] = number, rows
+
+    def look(self, keys: core.Keys) -> _Known:
+        """Look for some keys."""
+        with self._lock:
+            owners, positions = self._owners.find(keys, len(self._numbers))
+            may = frozenset(owners.to_arrow().to_pylist())
+            return _Known(self._numbers, len(self._numbers), may, positions)
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Forget row sets that are not staged any more; the rest too, where little is left."""
+        with self._lock:
+            for id in self._rows.keys() & ids:
+                del self._rows[id]
+            if self._owners.n > 2 * sum(self._rows.values()):
+                self._begin()
+
+
 class Tablet(TabletFiles):
     """One tablet in this process. Shared by threads.
 
@@ -269,6 +341,7 @@ class Tablet(TabletFiles):
         self._state: TabletState | None = None
         self._own_floor: Timestamp | None = None
         self._row_sets: dict[int, RowSet] = {}
+        self._staged_keys = _StagedKeys()
         self.published: Any = None  # of `read.point`
         self.at_hand = core.PublishedRows(EPOCH, log.shown, READ_ID)
 
@@ -330,6 +403,7 @@ class Tablet(TabletFiles):
             # transaction of its own. Kept, it would never go in a process that only reads.
             live = {info.id for info in found.infos}
             self._row_sets = {id: each for id, each in self._row_sets.copy().items() if id in live}
+            self._staged_keys.forget(live)
             return state
 
     def row_set(self, info: RowSetInfo) -> RowSet:
@@ -342,16 +416,27 @@ class Tablet(TabletFiles):
 
     def sought(self, keys: core.Keys) -> manifest.Sought:
         """Keys (at least one; more than `FEW_KEYS` ascending) to look for in own row sets."""
-        if keys.n > FEW_KEYS:
-            return manifest.Sought(keys.key(0), keys.key(keys.n - 1), lambda _: False)
-        few = [keys.key(i) for i in range(keys.n)]
+        ends = keys.key(0), keys.key(keys.n - 1)
+        if keys.n <= FEW_KEYS:
+            few = [keys.key(i) for i in range(keys.n)]
+            ends = min(few), max(few)
+        return manifest.Sought(*ends, self.known_staged(keys).lacks)
 
-        def lacks(row_set_id: int) -> bool:
-            known = self._row_sets.get(row_set_id)
-            return known is not None and known.few is not None and known.few.isdisjoint(few)
+    def known_staged(self, keys: core.Keys) -> _Known:
+        """Tell what is known of keys in small row sets that are staged."""
+        return self._staged_keys.look(keys)
 
-        return manifest.Sought(min(few), max(few), lacks)
+    def note_staged(self, row_set: RowSet, pages: Pages) -> None:
+        """Remember the keys of a small row set that is staged: a transaction may have thousands,
+        and each of its writes asks them all.
+        """
+        info = row_set.info
+        if info.stamp is None and info.rows <= _NOTED_ROWS and info.id not in self._staged_keys:
+            blocks = row_set.header(pages).blocks
+            self._staged_keys.add(info.id, [row_set.keys(pages, i) for i in range(len(blocks))])
 
     def forget(self, row_set_ids: Iterable[int]) -> None:
-        for id in row_set_ids:
+        ids = set(row_set_ids)
+        for id in ids:
             self._row_sets.pop(id, None)
+        self._staged_keys.forget(ids)

@@ -1,0 +1,140 @@
+#include "memory/key_owners.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "codec/hash.h"
+#include "codec/hash_inline.h"
+#include "codec/keys_inline.h"
+#include "common/alloc.h"
+
+/* Runs, each at least twice as long as the one behind it: so they are few, and a key is moved a
+ * few times. */
+enum { RUNS = 40 };
+
+/* Ascending, of each key the upper half of its hash above its owner. */
+typedef struct {
+    uint64_t *keys;
+    uint32_t n;
+} run_t;
+
+struct key_owners {
+    run_t runs[RUNS];
+    uint32_t n; /* of runs */
+};
+
+static uint64_t hash_of(const keys_t *keys, uint32_t i) {
+    if (keys->width == 8) return hash_8_bytes(load_le64(keys->data + 8 * (size_t)i));
+    const slice_t key = keys_at(keys, i);
+    return hash64(key.data, key.len);
+}
+
+static uint64_t upper_half(uint64_t hash) { return hash >> 32 << 32; }
+
+static int compare(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void merge(run_t a, run_t b, uint64_t *out) {
+    uint32_t i = 0, j = 0;
+    for (size_t at = 0; at < (size_t)a.n + b.n; at++) {
+        const bool from_a = j == b.n || (i < a.n && a.keys[i] <= b.keys[j]);
+        out[at] = from_a ? a.keys[i++] : b.keys[j++];
+    }
+}
+
+key_owners_t *key_owners_create(void) {
+    key_owners_t *owners = alloc_array(1, sizeof *owners);
+    if (owners != NULL) *owners = (key_owners_t){0};
+    return owners;
+}
+
+void key_owners_destroy(key_owners_t *owners) {
+    if (owners == NULL) return;
+    for (uint32_t i = 0; i < owners->n; i++) alloc_free(owners->runs[i].keys);
+    alloc_free(owners);
+}
+
+uint32_t key_owners_count(const key_owners_t *owners) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < owners->n; i++) n += owners->runs[i].n;
+    return n;
+}
+
+/* How many of the last runs become one with a run of n keys, and its length. */
+static uint32_t runs_to_merge(const key_owners_t *owners, uint32_t *n) {
+    uint32_t count = 0;
+    while (count < owners->n && owners->runs[owners->n - 1 - count].n < 2 * (uint64_t)*n) {
+        *n += owners->runs[owners->n - 1 - count++].n;
+    }
+    return count;
+}
+
+status_t key_owners_add(key_owners_t *owners, const keys_t *keys, uint32_t owner) {
+    if (keys->n == 0) return STATUS_OK;
+    if ((uint64_t)key_owners_count(owners) + keys->n > INT32_MAX) return STATUS_LIMIT;
+    uint32_t n = keys->n;
+    const uint32_t merged = runs_to_merge(owners, &n);
+    run_t run = {alloc_array(n, sizeof *run.keys), keys->n};
+    uint64_t *spare = merged == 0 ? NULL : alloc_array(n, sizeof *spare);
+    if (run.keys == NULL || (merged != 0 && spare == NULL)) {
+        alloc_free(run.keys);
+        alloc_free(spare);
+        return STATUS_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < keys->n; i++) run.keys[i] = upper_half(hash_of(keys, i)) | owner;
+    qsort(run.keys, run.n, sizeof *run.keys, compare);
+    for (uint32_t i = 0; i < merged; i++) {
+        const run_t last = owners->runs[--owners->n];
+        merge(last, run, spare);
+        uint64_t *const old = run.keys;
+        run = (run_t){spare, last.n + run.n};
+        spare = old;
+        alloc_free(last.keys);
+    }
+    alloc_free(spare);
+    owners->runs[owners->n++] = run;
+    return STATUS_OK;
+}
+
+/* Hashes lie evenly, so the place of one is nearly known. */
+static uint32_t lower_bound(const run_t *run, uint64_t key) {
+    uint32_t lo = (uint32_t)((key >> 32) * run->n >> 32), hi = lo, step = 16;
+    while (hi < run->n && run->keys[hi] < key) {
+        lo = hi + 1;
+        hi = run->n - hi > step ? hi + step : run->n;
+        step *= 2;
+    }
+    while (lo > 0 && run->keys[lo - 1] >= key) {
+        hi = lo - 1;
+        lo = lo > step ? lo - step : 0;
+        step *= 2;
+    }
+    while (lo < hi) {
+        const uint32_t middle = lo + (hi - lo) / 2;
+        if (run->keys[middle] < key) {
+            lo = middle + 1;
+        } else {
+            hi = middle;
+        }
+    }
+    return lo;
+}
+
+static void set_bit(uint8_t *bits, uint32_t i) { bits[i >> 3] |= (uint8_t)(1u << (i & 7)); }
+
+void key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
+                     uint8_t *out_keys) {
+    for (uint32_t i = 0; i < keys->n; i++) {
+        const uint64_t wanted = upper_half(hash_of(keys, i));
+        for (uint32_t k = 0; k < owners->n; k++) {
+            const run_t *run = owners->runs + k;
+            for (uint32_t at = lower_bound(run, wanted); at < run->n; at++) {
+                if (upper_half(run->keys[at]) != wanted) break;
+                set_bit(out, (uint32_t)run->keys[at]);
+                set_bit(out_keys, i);
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+/* Keys, by their hashes, and who has them: which of thousands of small row sets may have some of a
+ * few keys is one look, not thousands.
+ *
+ * Owners are numbers from 0 on, of the caller's. Another key of the same hash is taken for the
+ * same, so the answer is "maybe" or "no".
+ *
+ * Threads: one at a time. Memory: nothing is changed by a call that returns NO_MEMORY. */
+#ifndef TXNKV_MEMORY_KEY_OWNERS_H
+#define TXNKV_MEMORY_KEY_OWNERS_H
+
+#include "codec/keys.h"
+#include "common/status.h"
+
+typedef struct key_owners key_owners_t;
+
+/* No keys. NULL: no memory. */
+key_owners_t *key_owners_create(void);
+void key_owners_destroy(key_owners_t *owners);
+
+/* The keys of all owners together. */
+uint32_t key_owners_count(const key_owners_t *owners);
+
+/* One more owner has these keys. LIMIT: 2^31 keys together. */
+status_t key_owners_add(key_owners_t *owners, const keys_t *keys, uint32_t owner);
+
+/* Sets the bits of those who may have one of the keys, and of those keys; `out` has a bit for each
+ * owner, `out_keys` for each key. */
+void key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
+                     uint8_t *out_keys);
+
+#endif
