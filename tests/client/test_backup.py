@@ -363,6 +363,34 @@ def test_links_are_followed_and_names_that_are_none_refused(
     assert sorted(os.listdir(tmp_path)) == ["b", "cwd", "empty", "none", "shop"]
 
 
+@pytest.mark.parametrize("disk", ["another", "the same"])
+def test_a_mount_point_is_refused(
+    shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    """All was written to the disk beside it, and it failed in the end, as if to be tried again."""
+    shop.backup(tmp_path / "b")
+    seen: list[str] = []
+    (tmp_path / "x").mkdir()
+
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target == tmp_path / "x":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return rename(path, target)
+
+    if disk == "another":
+        monkeypatch.setattr(os.path, "ismount", lambda place: place == tmp_path / "x")
+        monkeypatch.setattr(backup_files, "_locked", lambda *args: seen.append(str(args)))
+    else:
+        monkeypatch.setattr(Path, "rename", refuse)
+    for call in (shop.backup, partial(txnkv.restore, tmp_path / "b"), partial(txnkv.dump, shop)):
+        with pytest.raises(ValueError, match="x is a mount point: name a folder in it, for a"):
+            call(tmp_path / "x")
+    assert seen == []
+    assert sorted(os.listdir(tmp_path)) == ["b", "shop", "x"]
+
+
 def test_where_nobody_may_write_it_is_not_tried_again(
     shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

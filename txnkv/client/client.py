@@ -566,7 +566,7 @@ class Client(Connection, Closing):
             progress: called with (bytes done, in all).
 
         Raises:
-            ValueError: `dest` is not empty, or `base` is of another store or another copy of it.
+            ValueError: `dest` has files or is a mount point; or `base` is of another store or copy.
             StoreNotFoundError, NotSupportedError: it leads over a file; this user may not write.
             CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
             UnavailableError: the file system failed.

@@ -106,7 +106,7 @@ def dump(
 
     Raises:
         StoreNotFoundError: there is no store at `src`, or `dest` leads over a file.
-        ValueError: `dest` is not empty, or lies in a store, or no folder can have that name.
+        ValueError: `dest` has files, is a mount point, lies in a store or is no name of a folder.
         CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
         NotSupportedError: the client reads only, or the store is on another host, or this user may
             not write at `dest`.

@@ -492,6 +492,8 @@ def _require_free(place: Path, what: str) -> None:
         return
     if not place.is_dir():
         raise ValueError(f"{place} is a file: name a folder that is not there, for {what}")
+    if os.path.ismount(place):  # nothing can be renamed there
+        raise _mount_point(place, what)
     found = sorted(entry.name for entry in place.iterdir())[:5]
     if found:
         raise _taken(place, what, found)
@@ -502,6 +504,10 @@ def _taken(place: Path, what: str, found: list[str]) -> ValueError:
         f"{place} is not empty: it holds {', '.join(found)}. Nothing there is written over: name a "
         f"folder that is not there, for {what}"
     )
+
+
+def _mount_point(place: Path, what: str) -> ValueError:
+    return ValueError(f"{place} is a mount point: name a folder in it, for {what}")
 
 
 def _locked(aside: Path, what: str, place: Path) -> int:
@@ -545,6 +551,8 @@ def _rename(aside: Path, place: Path, what: str) -> None:
     except OSError as error:
         if error.errno in _TAKEN:
             raise _taken(place, what, ["something new"]) from None
+        if error.errno == errno.EBUSY:  # a mount of a folder of the same disk
+            raise _mount_point(place, what) from None
         raise
 
 
