@@ -117,3 +117,44 @@ def test_a_flush_of_another_user_loses_nothing(path: Path) -> None:
         assert client.check().problems == []
         assert client.table("hurt").count() == 5001
         assert len(client.topic("events").consumer().poll()) == 3
+
+
+OTHER = 65533
+
+ROOTS_CALLS = """
+import pyarrow as pa, sys, txnkv
+store, = sys.argv[1:]
+with txnkv.connect(store) as client:
+    client.compact()
+    client.backup(store + ".bk")
+    txnkv.dump(client, store + ".dump")
+    made = client.create_table("made", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    with client.transaction() as txn:
+        txn.write(made, pa.table({"id": range(20_000)}))
+        txn.send(client.create_topic("side", buffer="sidecar"), b"value")
+    topic = client.create_topic("compacted", cleanup="compact")
+    topic.producer("p").send(b"value", key=b"key").result()
+    client.compact()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
+def test_what_root_makes_in_a_store_belongs_to_its_owner(tmp_path: Path) -> None:
+    """A backup that root made took the store away from its owner: locks and folders were root's."""
+    store = tmp_path / "store"
+    with txnkv.connect(store) as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        table.insert({"id": 1})
+    for path in (store, *store.rglob("*")):
+        if path.suffix == ".lock" or path.parent.name == "runtime":
+            path.unlink()  # made by the first who needs it
+        else:
+            os.chown(path, OTHER, OTHER)
+    (tmp_path / "beyond").write_bytes(b"")
+    (store / "cuts.lock").hardlink_to(tmp_path / "beyond")
+    subprocess.run([sys.executable, "-c", ROOTS_CALLS, store], check=True)
+    subprocess.run([sys.executable, "-m", "txnkv", "top", "--once", store], check=True)
+    others = {p.relative_to(store): p.stat().st_uid for p in (store, *store.rglob("*"))}
+    assert {str(name) for name, uid in others.items() if uid != OTHER} == {"cuts.lock"}
+    for made in ("beyond", "store.bk", "store.dump"):
+        assert (tmp_path / made).stat().st_uid == 0

@@ -396,10 +396,10 @@ def test_where_nobody_may_write_it_is_not_tried_again(
 ) -> None:
     shop.backup(tmp_path / "b")
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, *_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(backup_files, "make_private_directory", refuse)
+    monkeypatch.setattr(backup_files, "_locked", refuse)
     for call in (shop.backup, partial(txnkv.restore, tmp_path / "b"), partial(txnkv.dump, shop)):
         with pytest.raises(txnkv.NotSupportedError, match=r"user \d+ cannot make .*/x: "):
             call(tmp_path / "x")

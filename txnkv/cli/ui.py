@@ -51,7 +51,7 @@ from txnkv.cli.top import views
 from txnkv.coordinator import FAILING
 from txnkv.core import CoreError
 from txnkv.errors import ClosedError, TxnkvError
-from txnkv.storage import new_lock
+from txnkv.storage import new_lock, open_private
 from txnkv.tables import Tablet
 from txnkv.topics import Partition, PartitionOverview, look_at_partition
 
@@ -447,8 +447,7 @@ class Samples:
         self._places: dict[int, Sample] = {}
         self._file: int | None = None
         with suppress(OSError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._file = os.open(folder / "ui-samples", flags, 0o600)
+            self._file = open_private(folder / "ui-samples", os.O_RDWR | os.O_CREAT)
             self._read(os.pread(self._file, KEPT_SECONDS * _PLACE.size, 0))
 
     def close(self) -> None:

@@ -35,7 +35,16 @@ from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Metrics
-from txnkv.storage import BusyError, Store, clock, new_event, new_lock, not_waiting, shielded
+from txnkv.storage import (
+    BusyError,
+    Store,
+    clock,
+    make_private_file,
+    new_event,
+    new_lock,
+    not_waiting,
+    shielded,
+)
 
 _log = logging.getLogger("txnkv")
 
@@ -124,6 +133,7 @@ class _Published:
                 return
             self._seen, self._told = touched, True
             part = self._folder / f"part-{os.getpid()}"
+            make_private_file(part)
             part.write_text(json.dumps(metrics.snapshot()))
             part.replace(self._file)
 
@@ -151,6 +161,7 @@ def watch(folder: Path) -> dict[int, dict[str, Any]]:
     """
     found = {}
     with suppress(OSError):  # of a store that cannot be written to
+        make_private_file(folder / _WATCHED)
         (folder / _WATCHED).touch()
         now = (folder / _WATCHED).stat().st_mtime_ns
         for file in folder.glob(f"{_NUMBERS}*"):

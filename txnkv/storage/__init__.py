@@ -75,6 +75,7 @@ from txnkv.storage.faults import (
     is_there,
     lmdb_error,
     no_thread,
+    open_private,
     storage_full,
     with_descriptor,
 )

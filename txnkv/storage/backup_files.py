@@ -513,7 +513,8 @@ def _mount_point(place: Path, what: str) -> ValueError:
 def _locked(aside: Path, what: str, place: Path) -> int:
     """Make the folder anew and lock it; the descriptor of the lock."""
     while True:
-        make_private_directory(aside)
+        with suppress(FileExistsError):  # of who makes it, not of the owner of what it lies in
+            aside.mkdir(mode=0o700)
         with ExitStack() as closing:
             try:
                 descriptor = with_descriptor(os.open, aside, os.O_DIRECTORY | os.O_CLOEXEC)

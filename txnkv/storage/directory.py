@@ -49,7 +49,9 @@ from txnkv.storage.faults import (
     declare_fault_point,
     disk_errors,
     fault_point,
+    give_to_owner,
     is_there,
+    open_private,
     with_descriptor,
 )
 
@@ -402,9 +404,7 @@ def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
         "store_id": store_id,
     }
     new = path / _FORMAT_NEW
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(file.fileno(), 0o600)
+    with open(open_private(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
         file.write(json.dumps(content) + "\n")
         file.flush()
         sync(file.fileno())
@@ -451,13 +451,10 @@ def _read_format(path: Path) -> tuple[str, int, list[str]]:
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, object]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise CorruptionError(_damaged_format(path, text))
-    return content
+    with suppress(ValueError):
+        if isinstance(content := json.loads(text), dict):
+            return content
+    raise CorruptionError(_damaged_format(path, text))
 
 
 def _is_store_id(text: object) -> bool:
@@ -472,21 +469,24 @@ def _damaged_format(path: Path, text: bytes) -> str:
 
 
 def make_private_directory(path: Path) -> None:
-    """Makes a directory of mode 0700, whatever the umask; one that is there stays as it is."""
+    """Makes a directory of mode 0700, whatever the umask, of the owner of the one it lies in; one
+    that is there stays as it is.
+    """
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return
     path.chmod(0o700)
+    if os.geteuid() == 0:
+        with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+            give_to_owner(descriptor, path)
 
 
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor of a file, closed at the end; what is made has mode 0600, whatever the umask."""
-    descriptor = with_descriptor(os.open, path, flags | os.O_CLOEXEC, 0o600)
+    """A descriptor of `open_private`, closed at the end."""
+    descriptor = open_private(path, flags)
     try:
-        if flags & os.O_CREAT:
-            os.fchmod(descriptor, 0o600)
         yield descriptor
     finally:
         close_descriptor(descriptor)

@@ -59,6 +59,7 @@ import lmdb
 
 from txnkv.core import punch_hole
 from txnkv.errors import CorruptionError
+from txnkv.storage.directory import opened
 from txnkv.storage.faults import declare_fault_point, fault_point, is_there, with_descriptor
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError
@@ -128,6 +129,8 @@ def copy(env: Any, folder: Path, map_size: int) -> None:
     """
     extent = read_extent(env)
     with_descriptor(env.copy, str(folder), compact=True)
+    with opened(folder / "data.mdb", os.O_RDWR | os.O_CREAT):  # LMDB asks the umask
+        pass
     how = {"lock": False, "sync": False, "create": False}
     copied = with_descriptor(lambda: lmdb.open(str(folder), map_size=map_size, **how))
     try:

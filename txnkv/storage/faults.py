@@ -19,6 +19,7 @@ import os
 import posix
 import resource
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -342,6 +343,34 @@ def with_descriptor(open_it: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     for close in CLOSE_IDLE:
         close()
     return open_it(*args, **kwargs)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Return a descriptor of a file; what is made has mode 0600, whatever the umask, and the owner
+    of its folder.
+    """
+    descriptor = with_descriptor(os.open, path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        if flags & os.O_CREAT:
+            os.fchmod(descriptor, 0o600)
+            give_to_owner(descriptor, path)
+    except BaseException:
+        close_descriptor(descriptor)
+        raise
+    return descriptor
+
+
+def give_to_owner(descriptor: int, path: Path) -> None:
+    """Give what root has made to the owner of the folder that it lies in, who could not open it
+    else. Not what a link leads to: that may be anything.
+    """
+    if os.geteuid() != 0:
+        return
+    with suppress(OSError):  # the disk knows no owners, or it went
+        owner, file = path.parent.stat(), os.fstat(descriptor)
+        alone = file.st_nlink == 1 or stat.S_ISDIR(file.st_mode)
+        if owner.st_uid and not file.st_uid and alone and os.path.samestat(file, path.lstat()):
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def to_read(path: Path) -> BinaryIO:

@@ -89,10 +89,9 @@ def shrink(environment: Environment) -> tuple[int, int] | None:
 
 def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
     file, smaller = folder / "data.mdb", aside / "data.mdb"
-    aside.mkdir(mode=0o700)
+    make_private_directory(aside)
     with _opened(folder, map_size, readonly=True) as env:
         extents.copy(env, aside, map_size)
-    os.chmod(smaller, 0o600)
     sync_file(smaller)
     fault_point("shrink.copied")
     sizes = file.stat().st_size, smaller.stat().st_size

@@ -51,7 +51,13 @@ from txnkv.storage.directory import (
     opened,
     removed,
 )
-from txnkv.storage.faults import FULL_ERRNOS, close_descriptor, disk_errors, storage_full
+from txnkv.storage.faults import (
+    FULL_ERRNOS,
+    close_descriptor,
+    disk_errors,
+    open_private,
+    storage_full,
+)
 
 SLOTS = 1024
 _PRESENCE = SLOTS
@@ -81,8 +87,7 @@ class SlotLocks:
     """The lock file, open in this process."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(self._descriptor, 0o600)
+        self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
 
     def take(self, slot: int) -> bool:
         """Tries to take a slot for this process; the one it has counts as taken."""

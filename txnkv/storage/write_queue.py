@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 from txnkv import core
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.directory import removed
-from txnkv.storage.faults import close_descriptor, lmdb_error, with_descriptor
+from txnkv.storage.faults import close_descriptor, lmdb_error, open_private, with_descriptor
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
@@ -275,14 +275,12 @@ class WriteQueue(core.Turn, WriteTurn):
         if self._retired:
             raise ClosedError(f"{self._path} is closed; open the store again")
         if self._descriptor is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             try:
-                self._descriptor = with_descriptor(os.open, self._path, flags, 0o600)
+                self._descriptor = open_private(self._path, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:
                 raise removed(self._path) from None
             except OSError as error:
                 raise lmdb_error(error, self._path) or error from error
-            os.fchmod(self._descriptor, 0o600)
         return self._descriptor
 
 
