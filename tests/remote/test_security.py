@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -241,6 +244,51 @@ def test_a_file_of_users_of_another_shape(
         assert found in caplog.text
         path.write_text(sound)
         assert ann.tables() == ["t"]
+
+
+def test_many_users_are_added_at_once(tmp_path: Path) -> None:
+    """By eight commands at once, two were in the file in the end."""
+    path = tmp_path / "users.toml"
+    names = [f"u{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda name: add_user(path, name, "read", ["*"], ["*"]), names))
+    assert [Users(path).of_token(token).name for token in tokens] == names
+    assert os.listdir(tmp_path) == ["users.toml"]
+
+
+def test_a_file_of_users_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link was replaced by a file; one of another user became root's, whose server lost it."""
+    path, link = tmp_path / "users.toml", tmp_path / "link.toml"
+    link.symlink_to(path.name)
+    add_user(link, "ann", "read", ["*"], ["*"])
+    path.chmod(0o640)
+    owner = 65533 if os.geteuid() == 0 else os.geteuid()
+    os.chown(path, owner, -1)
+    before = add_user(link, "bob", "read", ["*"], ["*"])
+    found = path.stat()
+    assert (link.is_symlink(), found.st_uid, found.st_mode & 0o777) == (True, owner, 0o640)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("txnkv.server.users.sync", full)
+    with pytest.raises(txnkv.StorageFullError, match=str(link)):
+        add_user(link, "joe", "read", ["*"], ["*"])
+    assert sorted(os.listdir(tmp_path)) == ["link.toml", "users.toml"]
+    assert Users(link).of_token(before).name == "bob"
+
+
+def test_an_old_token_ends_though_size_and_time_are_the_same(tmp_path: Path) -> None:
+    old = add_user(tmp_path / "users", "ann", "read", ["*"], ["*"])
+    new = add_user(tmp_path / "new", "ann", "read", ["*"], ["*"])
+    for path in (tmp_path / "users", tmp_path / "new"):
+        os.utime(path, (1, 1))
+    known = Users(tmp_path / "users")
+    assert known.of_token(old).name == "ann"
+    (tmp_path / "new").rename(tmp_path / "users")
+    assert known.of_token(new).name == "ann"
+    with pytest.raises(txnkv.AuthenticationError):
+        known.of_token(old)
 
 
 def certified(folder: Path, name: str, *more: str) -> tuple[Path, Path]:

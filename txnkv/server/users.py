@@ -28,6 +28,7 @@ before that have no `scram`, and log in by their token alone.
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import hmac
 import json
@@ -35,6 +36,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 import tomllib
 from collections import defaultdict
@@ -46,7 +48,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from txnkv.errors import AuthenticationError
 from txnkv.remote import RIGHTS, Right
-from txnkv.storage import is_there, new_lock, sync
+from txnkv.storage import disk_errors, is_there, new_lock, opened, sync
 
 _log = logging.getLogger("txnkv.server")
 
@@ -156,7 +158,7 @@ class Users:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = new_lock()
-        self._stamp: tuple[int, int] = (0, 0)
+        self._stamp: tuple[int, ...] = ()
         self._users: dict[str, StoredUser] = {}
         self._key = os.urandom(32)
         self._right: dict[bytes, tuple[str, str]] = {}
@@ -257,7 +259,8 @@ class Users:
 
     def _look(self) -> None:
         found = self._path.stat()
-        stamp = (found.st_mtime_ns, found.st_size)
+        # Times can be set, but for that of the change; a rename keeps that, and has another inode.
+        stamp = (found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
         if stamp != self._stamp:
             self._users = {each.user.name: each for each in read_users(self._path)}
             self._stamp = stamp
@@ -447,31 +450,52 @@ def add_user(
 ) -> str:
     """Add a user to a file, which is made when it is missing; return the token.
 
+    Any number of processes may do this at once. The file keeps its owner and its mode.
+
     Raises:
         ValueError: there is a user of this name, or it is no sound one.
+        StorageFullError, UnavailableError: the disk is full, or failed; the file is as it was.
+        DeniedError: this user may not read it, or may not give it its owner.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a user's name is letters, digits, _ and -, up to 64, not {name!r}")
-    before = path.read_text() if is_there(path) else ""
-    if before and any(each.user.name == name for each in read_users(path)):
-        raise ValueError(f"{path} has a user {name!r}: take it out there, to give it a new token")
-    secret = secrets.token_urlsafe(32)
-    lines = [
-        f"[users.{name}]",
-        f'token = "{_hashed(secret)}"',
-        f'scram = "{ScramVerifier.of(f"{name}.{secret}", os.urandom(16), SCRAM_ITERATIONS)}"',
-        f'rights = "{right}"',
-        f"tables = {json.dumps(list(tables))}",
-        f"topics = {json.dumps(list(topics))}",
-    ]
-    text = before.rstrip() + ("\n\n" if before.strip() else "") + "\n".join(lines) + "\n"
-    beside = path.with_name(f"{path.name}.new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        sync(file.fileno())
-    beside.replace(path)
+    real = Path(os.path.realpath(path))
+    with disk_errors(path), opened(real.parent, os.O_RDONLY | os.O_DIRECTORY) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        before = real.read_text() if is_there(real) else ""
+        if before and any(each.user.name == name for each in read_users(path)):
+            text = f"{path} has a user {name!r}: take it out there, to give it a new token"
+            raise ValueError(text)
+        secret = secrets.token_urlsafe(32)
+        lines = [
+            f"[users.{name}]",
+            f'token = "{_hashed(secret)}"',
+            f'scram = "{ScramVerifier.of(f"{name}.{secret}", os.urandom(16), SCRAM_ITERATIONS)}"',
+            f'rights = "{right}"',
+            f"tables = {json.dumps(list(tables))}",
+            f"topics = {json.dumps(list(topics))}",
+        ]
+        text = before.rstrip() + ("\n\n" if before.strip() else "") + "\n".join(lines) + "\n"
+        _replace(real, text)
     return f"{name}.{secret}"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a text in the place of a file, durably; its owner and mode stay."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            if is_there(path):
+                found = path.stat()
+                os.fchown(descriptor, found.st_uid, found.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+            with open(descriptor, "w", closefd=False) as file:
+                file.write(text)
+            sync(descriptor)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _hashed(secret: str) -> str:
