@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -249,3 +250,44 @@ def test_what_the_server_could_not_take_now_is_sent_again_once(
             session.flush()
         assert session.flush().inserted == 2
     assert [store.table(name).count() for name in "tu"] == [1, 1]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_server_whose_store_is_gone_ends(tmp_path: Path, replaced: bool) -> None:
+    """It went on, let clients in and refused what they wrote, also when the store was put back."""
+    for name in ("served", "other"):
+        txnkv.connect(tmp_path / name).close()
+    command = [sys.executable, "-m", "txnkv", "serve", str(tmp_path / "served")]
+    with subprocess.Popen(
+        [*command, "--listen", "grpc://127.0.0.1:0", "--kafka", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1]
+        with txnkv.connect(address) as client:
+            client.tables()
+            (tmp_path / "served").rename(tmp_path / "away")
+            if replaced:
+                (tmp_path / "other").rename(tmp_path / "served")
+            _, said = server.communicate(timeout=60)
+    assert server.returncode == 1
+    gone = f"Error: {tmp_path / 'served'} was removed, moved or replaced: the server ends. "
+    assert said.splitlines()[-1].startswith(gone)
+    assert "Traceback" not in said
+
+
+def test_a_server_without_a_thread(
+    store: txnkv.Client, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "txnkv-guests":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(txnkv.UnavailableError, match="no thread could be started"):
+        Server(str(store_path), "grpc://127.0.0.1:0")

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import re
+import select
 import signal
 import ssl
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
+from txnkv.errors import StoreNotFoundError
 from txnkv.kafka import KafkaServer
 from txnkv.remote import require_certificates, require_pair
 from txnkv.server import Limits, Server, Users
@@ -26,6 +28,8 @@ _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
+_LOOK_EVERY: Final = 1.0
+"""Seconds until it is seen whether the store is still there."""
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -113,11 +117,12 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     if kafka is not None:
         at = given["kafka"].rpartition(":")[0]
         click.echo(f"serving its topics to Kafka's clients at {at}:{kafka.port}")
-    while (number := os.read(stopped, 1)[0]) not in _STOPS:
-        pass
-    if kafka is not None:
-        kafka.close()
-    server.close()
+    try:
+        number = _stopped_by(stopped, server, store)
+    finally:
+        if kafka is not None:
+            kafka.close()
+        server.close()
     if number == signal.SIGINT:
         raise Stopped("stopped")
 
@@ -135,6 +140,25 @@ def _stops() -> int:
     for number in _STOPS:
         signal.signal(number, lambda *_: None)
     return stopped
+
+
+def _stopped_by(stopped: int, server: Server, store: str) -> int:
+    """Wait for a signal that stops the server; its number.
+
+    Raises:
+        ClickException: the store is gone: a server that is started again serves what is there then.
+    """
+    while True:
+        readable, _, _ = select.select([stopped], [], [], _LOOK_EVERY)
+        if readable and (number := os.read(stopped, 1)[0]) in _STOPS:
+            return number
+        try:
+            server.require_store()
+        except StoreNotFoundError:
+            raise click.ClickException(
+                f"{store} was removed, moved or replaced: the server ends. Put the store back, or "
+                "name where it is now, and start the server again"
+            ) from None
 
 
 def _add(auth: Path | None, name: str, given: dict[str, Any]) -> None:

@@ -39,7 +39,14 @@ from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
 from txnkv.server.answering import abort_without, made, prepared, value_of
 from txnkv.server.guests import Answer, Guest, Guests, Reference, lost, refused, together
 from txnkv.server.users import EVERYBODY, About, Limits, User, Users
-from txnkv.storage import FULL_ERRNOS, GATE, NO_DESCRIPTOR_ERRNOS, lmdb_error, new_lock
+from txnkv.storage import (
+    FULL_ERRNOS,
+    GATE,
+    NO_DESCRIPTOR_ERRNOS,
+    lmdb_error,
+    new_lock,
+    no_thread,
+)
 
 _log = logging.getLogger("txnkv.server")
 
@@ -74,7 +81,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     Raises:
         StoreNotFoundError: there is none.
-        UnavailableError: it cannot listen there.
+        UnavailableError: it cannot listen there, or no thread can be had.
     """
 
     def __init__(
@@ -95,7 +102,11 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         self._users = users
         # They do not hold the server: one in a circle might be cleared away by a forked child,
         # which would wait for gRPC's threads for ever.
-        self._guests = Guests(partial(_open, path, tuple(addresses)), self._limits)
+        try:
+            self._guests = Guests(partial(_open, path, tuple(addresses)), self._limits)
+        except RuntimeError as error:
+            self._client.close()
+            raise no_thread(error) from error
         try:
             knock = None if users is None else _Knock(users, options.get("verify_client", False))
             middleware = {} if knock is None else {_MIDDLEWARE: knock}
@@ -104,6 +115,14 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             self._guests.close()
             self._client.close()
             raise UnavailableError(f"cannot listen at {location}: {error}") from None
+
+    def require_store(self) -> None:
+        """Look whether the store is still there.
+
+        Raises:
+            StoreNotFoundError: it was removed, moved or replaced: nothing is written any more.
+        """
+        self._client.instance.store.require_there()
 
     def close(self) -> None:
         """Stop: calls that are under way end, clients lose their handles. Twice is fine."""

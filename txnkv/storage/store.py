@@ -76,6 +76,7 @@ class Store:
         self.extents = self._status.extents
         if not directory.read_only:
             self._upgrade(directory)
+        self._gone = False
         self._files = [FileIdentity(directory.path), FileIdentity(directory.status_path)]
         self._shared = FileIdentity(directory.runtime_path / "shared")
         self.extents.require_there = self.require_there
@@ -179,11 +180,14 @@ class Store:
             StoreNotFoundError: it was; every write raises this from now on.
         """
         try:
+            if self._gone:  # also where it was put back: writes are refused already
+                raise removed(self.directory.path)
             for file in self._files:
                 file.require()
             if not self.runtime.is_current():
                 raise removed(self.directory.runtime_path)
         except StoreNotFoundError:
+            self._gone = True
             self._status.refuse_writes()
             raise
 
