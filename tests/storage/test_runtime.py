@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+import txnkv
 from txnkv.errors import ClosedError, NotSupportedError, StorageFullError, UnavailableError
 from txnkv.storage import Runtime, clock, runtime_file
 from txnkv.storage.clocks import boot_id
@@ -45,6 +46,42 @@ def test_files_are_private_and_their_blocks_are_there(runtime: Runtime, folder: 
     shared = (folder / "shared").stat()
     assert shared.st_size == runtime_file.FILE_BYTES
     assert shared.st_blocks * 512 >= shared.st_size
+
+
+def test_a_copy_with_holes_is_given_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write to a hole on a full disk was a SIGBUS."""
+    store = tmp_path / "store"
+    with txnkv.connect(store) as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        table.insert({"id": 1})
+        client.compact()
+    files = [store / "runtime" / "shared", store / "tablets" / "1" / "lock.mdb"]
+    for file in files:
+        content = file.read_bytes()
+        with file.open("wb") as copy:
+            copy.truncate(len(content))
+            copy.write(content.rstrip(b"\0"))
+    allocate = getattr(os, "posix_fallocate", None)
+    if allocate is not None:
+        refused = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for file in files:
+            sparse = file.stat().st_ino
+
+            def refuse(descriptor: int, *args: int, sparse: int = sparse) -> None:
+                if os.fstat(descriptor).st_ino == sparse:
+                    raise refused
+                allocate(descriptor, *args)
+
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+            with pytest.raises(StorageFullError), txnkv.connect(store) as client:
+                client.table("t").count()
+            monkeypatch.undo()
+    with txnkv.connect(store) as client:
+        assert client.table("t").count() == 1
+    for file in files:
+        assert file.stat().st_blocks * 512 >= file.stat().st_size, file
 
 
 @pytest.mark.parametrize("written", [[], [70_000]], ids=["full", "full soon"])

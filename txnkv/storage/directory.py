@@ -539,7 +539,7 @@ def sync_directory(path: Path) -> None:
 
 
 def allocate(descriptor: int, length: int) -> None:
-    """Gives a new file its blocks, so that writing through a map cannot meet a full disk.
+    """Gives a file blocks, for a write through a map to meet no full disk; what is in it stays.
 
     Raises:
         OSError: no room.
@@ -547,7 +547,7 @@ def allocate(descriptor: int, length: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, length)
         return
-    there = 0
+    there = os.fstat(descriptor).st_size
     while there < length:
         there += os.pwrite(descriptor, bytes(length - there), there)
 

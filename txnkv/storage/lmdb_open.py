@@ -47,7 +47,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import Extent, Tracked
-from txnkv.storage.faults import fault_point, is_there
+from txnkv.storage.faults import FULL_ERRNOS, fault_point, is_there
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import FolderTurn
 
@@ -388,6 +388,11 @@ def _opened_in_place(
 
 def _open_env(path: Path, options: EnvironmentOptions, map_size: int, writing: bool) -> Any:
     try:
+        _fill_lock_file(path / "lock.mdb")
+    except OSError as error:
+        if error.errno in FULL_ERRNOS:
+            raise
+    try:
         return _open_smaller(path, map_size, writing, lock=True)
     except lmdb.Error as error:
         # Without locks a writer may reuse pages under a reader. Accepted only where locking is
@@ -466,7 +471,8 @@ def make_environment_files(path: Path, databases: Sequence[bytes] = ()) -> None:
     make_private_directory(path)
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        _make_lock_file(path / "lock.mdb")
+        make_private_file(path / "lock.mdb")
+        _fill_lock_file(path / "lock.mdb")
         if not is_there(path / "data.mdb"):
             _make_data_file(path, databases)
 
@@ -487,13 +493,14 @@ def _make_data_file(path: Path, databases: Sequence[bytes]) -> None:
     new.rename(path / "data.mdb")
 
 
-def _make_lock_file(path: Path) -> None:
-    make_private_file(path)
-    # LMDB maps this file and leaves it sparse: a reader that takes a slot on a full disk would
-    # die of SIGBUS. This process has no lock on it yet, so that closing it here drops none.
-    if path.stat().st_size == 0:
+def _fill_lock_file(path: Path) -> None:
+    # LMDB maps this file and leaves it sparse, as a copy may be: a reader that takes a slot on a
+    # full disk would die of SIGBUS. This process has no lock on it yet: closing it drops none.
+    found = path.stat()
+    size = found.st_size or _LOCK_FILE_BYTES
+    if found.st_blocks * 512 < size:
         with opened(path, os.O_RDWR) as descriptor:
-            allocate(descriptor, _LOCK_FILE_BYTES)
+            allocate(descriptor, size)
 
 
 _PATIENCE_SECONDS = 10.0

@@ -263,6 +263,8 @@ def _write_new(path: Path) -> None:
 
 def _map(shared: Path, slots: SlotLocks) -> RuntimeFile:
     with opened(shared, os.O_RDWR) as descriptor:
+        if os.fstat(descriptor).st_blocks * 512 < FILE_BYTES:  # a copy with holes
+            allocate(descriptor, FILE_BYTES)
         memory = mmap.mmap(descriptor, FILE_BYTES)
         return RuntimeFile(memory, slots, os.fstat(descriptor).st_ino)
 
