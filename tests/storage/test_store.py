@@ -148,6 +148,9 @@ def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> N
         with store.status.write() as cursor:
             cursor.execute("INSERT INTO t VALUES (1, 1)")
         store.status.checkpoint()
+    dead = "Store.open(sys.argv[1], schema_sql=SCHEMA); os.kill(os.getpid(), 9)"
+    python(dead, path / "wal").finish(code=-9)
+    (path / "wal" / "status.db-shm").unlink()
     code = """
     import subprocess
     path = sys.argv[1]
@@ -164,13 +167,17 @@ def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> N
             with env.read() as txn: say(bytes(txn.get(b"k", db=env.db(b"blocks"))).decode())
             pin = store.runtime.hold_snapshot(4)
             say(store.runtime.change_number(), store.runtime.least_pin())
+        for name, read_only in ((path, False), (path + "/wal", True)):
+            try: Store.open(name, read_only=read_only)
+            except Exception as error:
+                say(type(error).__name__, "copy the folder to" in " ".join(str(error).split()))
     finally:
         run("umount", "-l", path)
     """
     said = python(code, path).finish()
     if said == ["no mount"]:
         pytest.skip("no right to mount read-only")
-    assert said == ["[(1,)]", "v", "None 4"]
+    assert said == ["[(1,)]", "v", "None 4", *["NotSupportedError True"] * 2]
 
 
 LONG = "x" * 240

@@ -172,9 +172,9 @@ def _open_read_only(path: Path, cache_bytes: int) -> apsw.Connection:
     # the database alone is the whole truth, and it cannot change under us.
     wal = path.with_name(path.name + "-wal")
     if is_there(wal) and wal.stat().st_size > 0:
-        raise UnavailableError(
-            f"{path} has a WAL that cannot be read on a read-only file system; open the store "
-            "once where it can be written"
+        raise NotSupportedError(
+            f"{path} has a WAL that cannot be read where nothing can be written: open the store "
+            "once with its disk mounted to write, or copy the folder to one that can be written"
         )
     uri = f"{path.as_uri()}?immutable=1"
     return _open(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, _look, cache_bytes)

@@ -137,10 +137,12 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
-                whose = "" if error.errno == errno.EROFS else "as the user that it belongs to, or "
+                way = "as the user that it belongs to, or to read only, or name another path"
+                if error.errno == errno.EROFS:
+                    way = "to read only, or name another path; for a backup or a dump, copy the "
+                    way += "folder to a disk that can be written"
                 raise NotSupportedError(
-                    f"user {os.geteuid()} cannot open store {path}: {error}. Open it {whose}to "
-                    "read only, or name another path"
+                    f"user {os.geteuid()} cannot open store {path}: {error}. Open it {way}"
                 ) from error
 
     @property
