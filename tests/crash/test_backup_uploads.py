@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -206,17 +207,24 @@ def test_each_damaged_file_is_named(
     require_whole(tmp_path / "made")
 
 
-def test_a_full_disk_of_this_machine(shop: Path, bucket: Path, distant: fs.FileSystem) -> None:
+def test_a_full_disk_and_no_temporary_folder(
+    shop: Path, bucket: Path, distant: fs.FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were told as failures of the address, to be tried again."""
+
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
     with txnkv.connect(shop) as client:
         arm("backup.file", fail)
         try:
-            with pytest.raises(txnkv.UnavailableError, match="No space left"):
+            with pytest.raises(txnkv.StorageFullError, match=r"a backup at b: .*No space left"):
                 client.backup("b", filesystem=distant)
         finally:
             disarm()
+        monkeypatch.setattr(tempfile, "tempdir", str(bucket / "none"))
+        with pytest.raises(txnkv.NotSupportedError, match=r"bucket/none.*Have TMPDIR name"):
+            client.backup("b", filesystem=distant)
         assert names(bucket) == []
 
 

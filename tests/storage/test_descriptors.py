@@ -232,3 +232,31 @@ say((text, other, opening, count))
     assert "status.db" in sqlite
     assert all("RLIMIT_NOFILE" in text for text in (lmdb, sqlite, opening))
     assert count == 100
+
+
+def test_a_backup_that_fails_for_want_of_them_leaves_nothing(process: Callable[..., Any]) -> None:
+    """To remove what it had made took more of them than there were."""
+    said = process(
+        LIMITED
+        + """
+client.create_topic("e", partitions=2)
+client.compact()
+parent = client.instance.store.directory.path.parent
+client.backup(parent / "warm")
+before, failed = sorted(os.listdir(parent)), 0
+limit(open_now() + 40)
+for left in range(2, 12):
+    taken = take(left)
+    for number, make in enumerate((client.backup, lambda place: txnkv.dump(client, place))):
+        try:
+            make(parent / f"made{number}-{left}")
+        except txnkv.UnavailableError:
+            failed += 1
+        else:
+            before.append(f"made{number}-{left}")
+    give_back(taken)
+say((failed > 0, sorted(os.listdir(parent)) == sorted(before)))
+""",
+        PARTS=3,
+    ).finish()
+    assert said == (True, True)

@@ -29,7 +29,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -69,6 +68,7 @@ from txnkv.storage.faults import (
     fault_point,
     is_there,
     not_made,
+    remove_folder,
     to_read,
     with_descriptor,
 )
@@ -473,7 +473,8 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
             sync_folders(aside)
             _rename(aside, place, what)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            with suppress(OSError):
+                remove_folder(aside)
             raise
         finally:
             close_descriptor(descriptor)
@@ -524,7 +525,7 @@ def _locked(aside: Path, what: str, place: Path) -> int:
                     closing.pop_all()
                     return descriptor
                 # It is of one that died, or went while its lock was waited for.
-                shutil.rmtree(aside)
+                remove_folder(aside)
             except BlockingIOError:
                 text = f"another process makes {what} at {place}: wait, or name another folder"
                 raise UnavailableError(text) from None

@@ -17,13 +17,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txnkv.errors import (
     CorruptionError,
     IncompatibleStoreError,
+    NotSupportedError,
+    StorageFullError,
     StoreNotFoundError,
     TxnkvError,
     UnavailableError,
@@ -39,7 +41,14 @@ from txnkv.storage.backup_files import (
     whole_folder,
 )
 from txnkv.storage.directory import LIST, folder_at, make_private_directory
-from txnkv.storage.faults import disk_errors, is_there, to_read, with_descriptor
+from txnkv.storage.faults import (
+    FULL_ERRNOS,
+    disk_errors,
+    is_there,
+    lmdb_error,
+    to_read,
+    with_descriptor,
+)
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -143,9 +152,9 @@ def writing(
         with whole_folder(place, "a backup") as folder:
             yield BackupWriter(folder, earlier, progress, bytes_per_second)
         return
-    with _failures(place, "a backup"), tempfile.TemporaryDirectory(prefix="txnkv-backup-") as aside:
+    with _temporary_folder() as aside, _failures(place, "a backup"):
         _require_free(place)
-        writer = _Uploads(place, Path(aside), earlier, progress, bytes_per_second)
+        writer = _Uploads(place, aside, earlier, progress, bytes_per_second)
         try:
             writer.put(_UNFINISHED, b"")
             yield writer
@@ -154,6 +163,19 @@ def writing(
             with suppress(Exception):
                 place.files.delete_dir(place.path)
             raise
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with ExitStack() as stack:
+        try:
+            aside = stack.enter_context(tempfile.TemporaryDirectory(prefix="txnkv-backup-"))
+        except OSError as error:
+            raise lmdb_error(error, Path(error.filename or "TMPDIR")) or NotSupportedError(
+                f"no temporary folder can be made for the backup: {error}. Have TMPDIR name a "
+                "folder that is there and can be written"
+            ) from error
+        yield Path(aside)
 
 
 def _require_free(place: Distant) -> None:
@@ -178,6 +200,11 @@ def _failures(place: Distant, what: str) -> Iterator[None]:
         if isinstance(error, TxnkvError):
             raise
         said = str(error).rstrip(".")
+        if error.errno in FULL_ERRNOS:
+            raise StorageFullError(
+                f"no room for {what} at {place}: {said}. Free space and try again; what may be "
+                "left of it there has no list, and is no backup"
+            ) from error
         raise UnavailableError(
             f"{what} at {place} failed: {said}. See to the address, the rights there and the "
             "connection, and try again; what may be left of it there has no list, and is no backup"

@@ -373,6 +373,19 @@ def give_to_owner(descriptor: int, path: Path) -> None:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder by one descriptor at a time, where `rmtree` wants one for each level."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = with_descriptor(lambda: [*os.walk(folder, topdown=False, onerror=refuse)])
+    for path, _, names in walk:
+        for name in names:
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+
+
 def to_read(path: Path) -> BinaryIO:
     """Open a file of bytes."""
     return with_descriptor(lambda: path.open("rb", buffering=1 << 20))
