@@ -134,8 +134,14 @@ def test_a_full_disk_is_one_line(orders):
         with open("/dev/full", "w") as full:
             process = start(*args, stdout=full)
         _, err = process.communicate(timeout=300)
-        told = b"Error: [Errno 28] No space left on device\n"
+        told = b"Error: stdout: No space left on device\n"
         assert (process.returncode, err) == (1, told), args
+
+
+def test_a_full_disk_for_a_file_is_told_as_the_file(orders, fail):
+    assert "no room to write /dev/full: No" in fail(
+        "scan", orders, "orders", "-o", "/dev/full", "--format", "csv"
+    )
 
 
 def test_what_nobody_reads_from_the_first_byte_ends_quietly(orders):

@@ -149,6 +149,9 @@ def given() -> Iterator[None]:
         raise click.UsageError(words(error), context) from error
 
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def words(error: BaseException) -> str:
     """An error in one line."""
     if isinstance(error, RowErrors):
@@ -158,6 +161,8 @@ def words(error: BaseException) -> str:
         return text + ("; `txnkv init` makes one" if _is_no_store(text) else "")
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror and error.errno in _FULL:
+        return f"stdout: {error.strerror}"  # all else that is written is told by its name
     if isinstance(error, RecursionError):
         return "what is given is nested too deeply"
     if isinstance(error, OverflowError):  # Python's dates end where those of tables do not

@@ -33,6 +33,7 @@ from txnkv.cli.console import (
 from txnkv.cli.load import format_of
 from txnkv.core import JSON, UUID, uuid_texts
 from txnkv.core import compute as pc
+from txnkv.storage import disk_errors
 
 SHOWN: Final = 100
 FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
@@ -288,7 +289,7 @@ def _cell(value: Any) -> str:
 
 def write_file(kind: str, schema: pa.Schema, batches: Batches, path: Path) -> int:
     """Write a file, which is there when it is whole and not before; returns the rows."""
-    with _whole(path) as file:
+    with disk_errors(path, denied=False), _whole(path) as file:
         return _WRITERS[kind](schema, batches, file)
 
 
