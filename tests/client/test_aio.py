@@ -444,6 +444,106 @@ def test_calls_of_one_object_come_one_after_the_other() -> None:
     assert seen == [False]
 
 
+def test_calls_that_wait_for_their_turn_have_no_thread_and_keep_their_order() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(30)
+        seen.append("first")
+
+    async def main() -> None:
+        pool = calls.Calls(threads=3)
+        turn = calls.InTurn(pool)
+        held = asyncio.create_task(turn(first))
+        await pool(begun.wait, 30)
+        behind = [asyncio.create_task(turn(seen.append, str(n))) for n in range(20)]
+        ended = asyncio.create_task(turn.to_the_end(seen.append, "to the end"))
+        quick = asyncio.create_task(turn.quick(seen.append, "quick"))
+        await asyncio.sleep(0)  # each has taken its place
+        async with asyncio.timeout(30):
+            for _ in range(8):  # and no thread, even of those that are cancelled now
+                await pool(lambda: None)
+        for each in (held, *behind[::2], ended):
+            each.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(held, *behind, quick, return_exceptions=True)
+        await turn.quick(seen.append, "in place")
+        pool.close()
+
+    asyncio.run(main())
+    odd = [str(n) for n in range(1, 20, 2)]
+    assert seen == ["first", *odd, "to the end", "quick", "in place"]
+
+
+def test_a_call_of_two_objects_waits_for_both() -> None:
+    go_on = [threading.Event(), threading.Event()]
+    seen: list[str] = []
+
+    async def main() -> None:
+        pool = calls.Calls(threads=3)
+        one, two = calls.InTurn(pool), calls.InTurn(pool)
+        held = [asyncio.create_task(t(e.wait, 30)) for t, e in zip((one, two), go_on, strict=True)]
+        both = [
+            asyncio.create_task(calls.InTurn(pool, turns)(seen.append, name))
+            for name, turns in (("a", (one, two)), ("b", (two, one)), ("c", (one, two)))
+        ]
+        await asyncio.sleep(0)
+        behind = [asyncio.create_task(turn.quick(seen.append, "last")) for turn in (one, two)]
+        go_on[1].set()
+        await held[1]
+        await pool(lambda: None)
+        assert seen == []
+        go_on[0].set()
+        await asyncio.gather(*held, *both, *behind)
+        pool.close()
+
+    asyncio.run(main())
+    assert seen == ["a", "b", "c", "last", "last"]
+
+
+def test_calls_that_wait_when_the_client_is_closed_are_made() -> None:
+    go_on = threading.Event()
+    seen: list[int] = []
+
+    async def main() -> None:
+        pool = calls.Calls(threads=1)
+        turn = calls.InTurn(pool)
+        made = [turn(go_on.wait, 30), *(turn(seen.append, n) for n in range(3))]
+        tasks = [asyncio.create_task(each) for each in made]
+        await asyncio.sleep(0)
+        pool.close()
+        with pytest.raises(txnkv.errors.ClosedError):
+            await turn(seen.append, 3)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        with pytest.raises(txnkv.errors.ClosedError):
+            await turn(seen.append, 4)
+
+    asyncio.run(main())
+    assert seen == [0, 1, 2]
+
+
+def test_a_write_that_was_cancelled_does_not_come_after_a_later_one(store_path: Path) -> None:
+    go_on = threading.Event()
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        async with client.transaction() as txn, asyncio.TaskGroup() as group:
+            held = group.create_task(txn._turn(go_on.wait, 30))
+            late = group.create_task(txn.upsert(table, (1, "cancelled")))
+            last = group.create_task(txn.upsert(table, (1, "last")))
+            await client._calls(lambda: None)
+            late.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.gather(held, last)
+        assert await table.get(1) == {"id": 1, "v": "last"}
+
+    run(store_path, work)
+
+
 def test_elsewhere_than_in_a_loop_of_asyncio(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no loop of asyncio .* txnkv\.connect in a thread"):
         txnkv.aio.connect(tmp_path).__await__().send(None)  # as trio does

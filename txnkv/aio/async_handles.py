@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar, overload
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, opening, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, in_haste, opening, twin
 from txnkv.client import (
     Client,
     Consumer,
@@ -316,7 +316,6 @@ class _Waiting:
         self._blocking = blocking
         self._undo = undo
         self._last = _Round()
-        self._under_way: asyncio.Future[Any] | None = None
 
     async def __call__(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Call until something comes, or the time is over; what it gave last."""
@@ -333,7 +332,7 @@ class _Waiting:
             while True:
                 told.clear()
                 try:
-                    found: T = await self._round(self._turn.calls.looks, *look, in_haste=True)
+                    found: T = await self._round(self._turn.calls.looks, in_haste, *look)
                 except BusyError:
                     found = await self._round(self._turn.calls.patient, *look)
                 left = end - loop.time()
@@ -362,20 +361,11 @@ class _Waiting:
                 return found
             wait = min(wait * 1.5, _LONGEST)
 
-    async def _round(
-        self, calls: Calls, fn: Callable[..., T], *args: Any, in_haste: bool = False
-    ) -> T:
-        """Call on a thread of these. Cancelled, it goes on, and the next one is behind it."""
-        loop, before = asyncio.get_running_loop(), self._under_way
-        if before is not None and not before.done() and before.get_loop() is loop:
-            await asyncio.wait([before])  # one that began later might else be first
+    async def _round(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
+        """Call on a thread of these. Cancelled when it has begun, it goes on."""
         made = _Round()
-        turn = self._turn.in_haste if in_haste else self._turn.alone
-        inner = asyncio.ensure_future(calls(turn, self._call, (made, fn, *args), {}))
-        self._under_way = inner
-        inner.add_done_callback(_looked_at)
         try:
-            return await asyncio.shield(inner)
+            return await self._turn.on(calls, self._call, made, fn, *args)
         except asyncio.CancelledError:
             made.abandoned = True
             raise
@@ -406,11 +396,6 @@ class _Waiting:
         if last.abandoned and _some(last.found):
             self._undo()
         return fn(*args)
-
-
-def _looked_at(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled():
-        done.exception()
 
 
 def _some(found: Any) -> bool:
@@ -493,8 +478,8 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
         if txn is None:
             await self._waiting.now(commit)
         else:  # the turns of both: a poll that was cancelled may be under way
-            settled = (commit, txn.blocking)
-            await txn._turn(self._turn.alone, self._waiting.settled, settled, {})
+            both = InTurn(txn._turn.calls, (txn._turn, self._turn))
+            await both(self._waiting.settled, commit, txn.blocking)
 
 
 class AsyncSubscription(_Held[Subscription]):
@@ -552,7 +537,7 @@ class AsyncSubscription(_Held[Subscription]):
 
 
 class AsyncProducer(_Held[Producer]):
-    """See `txnkv.Producer`. Shared by tasks."""
+    """See `txnkv.Producer`. Shared by tasks; messages are stored in the order of the sends."""
 
     name: Same[str | None] = Same()
     flush = twin(Producer.flush)

@@ -19,9 +19,18 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import wraps
 from inspect import signature
 from operator import attrgetter
@@ -38,7 +47,7 @@ from typing import (
 )
 
 from txnkv.errors import ClosedError
-from txnkv.storage import HASTE, BusyError, has_others_to_do, new_lock, no_thread, waiting_for
+from txnkv.storage import HASTE, has_others_to_do, new_lock, no_thread, waiting_for
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
@@ -207,16 +216,26 @@ class Calls:
         Raises:
             ClosedError: the client was closed.
         """
-        return await asyncio.wrap_future(self._submit(fn, *args, **kwargs))
+        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread, and return when it has ended, even when this task is cancelled."""
-        return await _to_the_end(asyncio.wrap_future(self._submit(fn, *args)))
+        return await _to_the_end(asyncio.wrap_future(self.submit(fn, *args)))
 
-    def _submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """Give a call to the threads."""
+        self.require_open()
+        return self._pool.submit(fn, *args, **kwargs)
+
+    def require_open(self) -> None:
+        """Refuse what is called after the client's end."""
         if self._closed:
             raise ClosedError("the client was closed; connect again")
-        return self._pool.submit(fn, *args, **kwargs)
+
+    @property
+    def is_idle(self) -> bool:
+        """No call waits for a thread."""
+        return self._pool._work_queue.empty()
 
     async def each(self, iterator: Iterator[T]) -> AsyncIterator[T]:
         """Yield the items of an iterator that blocks, each taken on a thread."""
@@ -254,52 +273,169 @@ async def _to_the_end(future: Awaitable[T]) -> T:
     return inner.result()
 
 
-class InTurn:
-    """Calls for one object that one thread at a time may use.
+class _Call(Future[Any]):
+    """A call that waits for its turn without a thread; the future of what it gives.
 
-    A call that was cancelled after it began still runs; the next one waits for it, on its thread.
+    Args:
+        pool: whose threads make it.
+        lines: in which it stands. It is made when it is the first in each of them.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(
+        self, pool: Calls, lines: Sequence[_Line], fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self._lines = lines
+        self._call = fn, args, kwargs
+
+    def begin(self) -> None:
+        """Take a place at the end of the lines."""
+        self.pool.require_open()
+        with _IN_LINES:
+            for line in self._lines:
+                line.append(self)
+            first = self.is_first
+        if first:
+            _hand_over([self])
+
+    @property
+    def is_first(self) -> bool:
+        """It is its turn."""
+        return all(line[0] is self for line in self._lines)
+
+    def make(self) -> list[_Call]:
+        """Make it, unless it was cancelled; return those whose turn it is then."""
+        if not self.set_running_or_notify_cancel():
+            return _passed_on(self._lines)
+        fn, args, kwargs = self._call
+        try:
+            found = fn(*args, **kwargs)
+        except BaseException as error:
+            ready = _passed_on(self._lines)  # first: who awaits this finds the line free
+            self.set_exception(error)
+            del self  # or the error would keep itself, by its traceback
+            return ready
+        ready = _passed_on(self._lines)
+        self.set_result(found)
+        return ready
+
+    def found_thread(self) -> bool:
+        """Give it to a thread of its pool; false where the client was closed, or none is left."""
+        with suppress(Exception):
+            self.pool.submit(_make, [self])
+            return True
+        return False
+
+    def fail(self, error: Exception) -> list[_Call]:
+        """Give it an error instead; return those whose turn it is then."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
+        return _passed_on(self._lines)
+
+
+_Line: TypeAlias = deque[_Call | None]
+"""Calls for one object, the first of which is under way; None is one in the thread of a loop."""
+
+_IN_LINES: Final = new_lock()
+"""Held for a moment, so that who stands in two lines has taken a place in both at once."""
+
+
+def _passed_on(lines: Sequence[_Line]) -> list[_Call]:
+    """Leave lines as the first one; return those whose turn it is then."""
+    with _IN_LINES:
+        for line in lines:
+            line.popleft()
+        nexts = dict.fromkeys(line[0] for line in lines if line)
+        return [each for each in nexts if each is not None and each.is_first]
+
+
+def _hand_over(ready: list[_Call]) -> None:
+    """Give calls whose turn it is to threads. They fail where there is none."""
+    while ready:
+        call = ready.pop()
+        try:
+            call.pool.submit(_make, [call])
+        except Exception as error:
+            ready += call.fail(error)
+
+
+def _make(here: list[_Call]) -> None:
+    """Make a call whose turn it is; then, here too, the one behind it, unless another call has to
+    wait for that.
+
+    Args:
+        here: the call. It is taken out: an error keeps the frames below it, by its traceback.
+    """
+    pool = here[0].pool
+    while here:
+        ready = here.pop().make()
+        if ready and not here and ready[0].pool is pool and pool.is_idle:
+            here.append(ready.pop(0))
+        here += [each for each in ready if not each.found_thread()]
+
+
+class InTurn:
+    """Calls for one object that one thread at a time may use, in the order in which they were made.
+
+    Those that wait have no thread. One that was cancelled before its turn is not made; after it
+    has begun it still runs, and the next one waits for it.
+
+    Args:
+        calls: the threads.
+        turns: of several objects that each call uses, none of them quick; None: of one object.
+    """
+
+    def __init__(self, calls: Calls, turns: Sequence[InTurn] | None = None) -> None:
         self.calls = calls
-        self._lock = new_lock()
+        lines = [deque[_Call | None]()] if turns is None else [each._lines[0] for each in turns]
+        self._lines: Sequence[_Line] = lines
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""
-        return await self.calls(self.alone, fn, args, kwargs)
+        return await asyncio.wrap_future(self._begun(self.calls, fn, args, kwargs))
+
+    async def on(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
+        """Call on a thread of these."""
+        return await asyncio.wrap_future(self._begun(calls, fn, args, {}))
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread to the end, as `Calls.to_the_end`."""
-        return await self.calls.to_the_end(self.alone, fn, args, {})
+        return await _to_the_end(asyncio.wrap_future(self._begun(self.calls, fn, args, {})))
 
     async def quick(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call here what only touches memory; on a thread when another call is under way."""
-        if not self._lock.acquire(blocking=False):
+        """Call here what only touches memory; on a thread when other calls are under way."""
+        line = self._lines[0]
+        with _IN_LINES:
+            if free := not line:
+                line.append(None)
+        if not free:
             return await self(fn, *args, **kwargs)
         try:
             return fn(*args, **kwargs)
         finally:
-            self._lock.release()
+            with _IN_LINES:
+                if alone := len(line) == 1:
+                    line.pop()
+            if not alone:
+                _hand_over(_passed_on(self._lines))
 
     async def submitted(self, fn: Callable[[], Future[T]]) -> T:
         """Call what gives a future, and wait for that. Cancelled, it is called and goes on."""
-        calling = asyncio.wrap_future(self.calls._submit(self.alone, fn, (), {}))
+        calling = asyncio.wrap_future(self._begun(self.calls, fn, (), {}))
         return await asyncio.shield(asyncio.wrap_future(await asyncio.shield(calling)))
 
-    def alone(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        with self._lock:
-            return fn(*args, **kwargs)
+    def _begun(self, calls: Calls, fn: Callable[..., T], args: Any, kwargs: Any) -> Future[T]:
+        call = _Call(calls, self._lines, fn, args, kwargs)
+        call.begin()
+        return call
 
-    def in_haste(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Call where neither another call nor another writer is to be waited for.
 
-        Raises:
-            BusyError: one is; `fn` was not called, or has done nothing.
-        """
-        if not self._lock.acquire(timeout=HASTE):
-            raise BusyError("another call of the same object is under way")
-        try:
-            with waiting_for(HASTE):
-                return fn(*args, **kwargs)
-        finally:
-            self._lock.release()
+def in_haste(fn: Callable[..., T], *args: Any) -> T:
+    """Call where no other writer is to be waited for.
+
+    Raises:
+        BusyError: one is; `fn` was not called, or has done nothing.
+    """
+    with waiting_for(HASTE):
+        return fn(*args)
