@@ -24,8 +24,8 @@ TWINS = [
 ]
 
 INSIDE = {
-    "Client": "addresses attempts elsewhere renew_sessions is_open outcome retries require_open "
-    "require_writable table_info timestamp_of topic_info writer info_of require_own",
+    "Client": "addresses attempts close_handles elsewhere renew_sessions is_open outcome retries "
+    "require_open require_writable table_info timestamp_of topic_info writer info_of require_own",
     "Scan": "over",
     "Snapshot": "require_open",
     "Consumer": "unpoll",

@@ -6,6 +6,7 @@ Beside another client the store itself is still open, so that only the handle ca
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -84,7 +85,7 @@ BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
         "renew_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
-        "claiming", "claims", "info_of", "require_own",
+        "claiming", "claims", "info_of", "require_own", "handles", "close_handles",
     },
     "table": {"name", "schema", "info", "indexes", "close"},
     "scan": {"schema", "over", "close"},
@@ -240,3 +241,87 @@ def test_sessions_and_producers_are_made_while_others_hear_of_a_change(
     assert not client.is_open
     assert "made" in beside.topics()
     assert len(kept) == 12
+
+
+def test_what_a_closed_client_had_is_free_at_once(connect: Callable[..., txnkv.Client]) -> None:
+    """Beside another one of this process, and while somebody has its handles."""
+    client, beside = connect(), connect()
+    topic = beside.create_topic("e", partitions=2)
+    with beside.transaction() as txn:
+        for number in range(4):
+            txn.send(topic, b"%d" % number, partition=number % 2)
+    of = client.topic("e")
+    places = {
+        name: of.subscribe(name, type=kind, lease_seconds=600)
+        for name, kind in (("x", "exclusive"), ("s", "shared"), ("k", "key_shared"))
+    }
+    taken = {name: place.receive_many(10) for name, place in places.items()}
+    member = client.consumer(topic, "g", max_poll_seconds=600)
+    while len(member.partitions) < 2:
+        member.poll()
+    client.close()
+    for name, had in taken.items():
+        kind = places[name].info.type
+        with beside.topic("e").subscribe(name, type=kind) as other:
+            found = other.receive_many(10, timeout=0)
+            assert {one.value for one in had} <= {one.value for one in found}
+    with beside.consumer(topic, "g") as other:
+        other.poll(timeout=0)
+        assert other.partitions == [0, 1]
+    for handle in (member, *places.values()):
+        handle.close()
+        assert "closed" in repr(handle)
+
+
+def test_a_handle_that_fails_keeps_no_other_from_being_closed(
+    connect: Callable[..., txnkv.Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, beside = connect(), connect()
+    topic = beside.create_topic("e")
+    places = [client.topic("e").subscribe(name) for name in "abc"]
+    close = type(places[0]).close
+
+    def closing(place: txnkv.Subscription) -> None:
+        close(place)
+        raise txnkv.StorageFullError("no room")
+
+    monkeypatch.setattr(type(places[0]), "close", closing)
+    client.close()
+    monkeypatch.undo()
+    assert caplog.text.count("was closed with its client, and failed: no room") == 3
+    for name in "abc":
+        topic.subscribe(name).close()
+
+
+def test_a_client_closes_behind_a_receive_of_another_thread(
+    connect: Callable[..., txnkv.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that are taken meanwhile are given back."""
+    client, beside = connect(), connect()
+    topic = beside.create_topic("e")
+    with beside.transaction() as txn:
+        txn.send(topic, b"one")
+    place = client.topic("e").subscribe("s", type="shared", lease_seconds=600)
+    inside, go_on = threading.Event(), threading.Event()
+    take = type(place._reader).take
+
+    def taking(reader: Any, most: int) -> Any:
+        inside.set()
+        go_on.wait(30)
+        return take(reader, most)
+
+    monkeypatch.setattr(type(place._reader), "take", taking)
+    receiving = threading.Thread(target=place.receive)
+    closing = threading.Thread(target=client.close)
+    receiving.start()
+    assert inside.wait(30)
+    closing.start()
+    closing.join(0.05)
+    go_on.set()
+    receiving.join()
+    closing.join()
+    monkeypatch.undo()
+    with topic.subscribe("s", type="shared") as other:
+        assert other.receive(timeout=5) is not None

@@ -50,6 +50,19 @@ def test_a_token_joins_from_here_and_from_there(store: txnkv.Client, remote: Rem
     assert client.table("t").get(1) == {"id": 1, "v": "joined from there"}
 
 
+def test_a_member_of_a_group_leaves_with_its_client(store: txnkv.Client, remote: Remote) -> None:
+    store.create_topic("read", partitions=2)
+    client = remote()
+    member = client.consumer("read", "g", max_poll_seconds=600)
+    while len(member.partitions) < 2:
+        member.poll()
+    client.close()
+    with store.consumer("read", "g") as other:
+        other.poll(timeout=0)
+        assert other.partitions == [0, 1]
+    member.close()
+
+
 def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote) -> None:
     client = remote()
     table = client.table("t")

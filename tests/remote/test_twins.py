@@ -55,7 +55,7 @@ AS_THEY_ARE = {
 """Methods of the local handle that do with others of it, which are sent."""
 
 INSIDE = {
-    "Client": "addresses renew_sessions info_of writer elsewhere",
+    "Client": "addresses close_handles renew_sessions info_of writer elsewhere",
     "Scan": "over",
     "Session": "begin_anew keep look_anew",
     "Transaction": "abort_for begin start_heart",

@@ -47,7 +47,6 @@ from txnkv.client.indexes import Index as Index
 from txnkv.client.opening import connect as connect
 from txnkv.client.planning import Planning as Planning
 from txnkv.client.producer import Producer as Producer
-from txnkv.client.producer import close_producers as close_producers
 from txnkv.client.replica import replicate as replicate
 from txnkv.client.subscription import Subscription as Subscription
 from txnkv.client.subscription import subscribe as subscribe

@@ -13,7 +13,6 @@ from txnkv.client.attempts import Attempts, begin_transaction, run
 from txnkv.client.backup import BackupReport, back_up
 from txnkv.client.group_consumer import GroupConsumer, GroupOptions
 from txnkv.client.indexes import Index, columns_of, create_index, drop_index
-from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
 from txnkv.coordinator import (
@@ -68,10 +67,12 @@ class Client(Connection, Closing):
 
     @shielded
     def close(self) -> None:
-        """Close. The last client of a store in this process closes the store. Twice is fine."""
+        """Close, and its subscriptions, producers and members of groups. The last client of a store
+        in this process closes the store. Twice is fine.
+        """
         if self.is_open:
             with ending_joined(self):
-                close_producers(self)
+                self.close_handles()
                 self.is_open = False
                 self.renew_sessions(closed=True)
                 instances.release(self.instance, self)

@@ -152,6 +152,7 @@ class GroupConsumer(Closing):
         self._next_look = 0
         self._membership.join()
         self._out = WhenDropped(self, self._membership.end)
+        client.handles.add(self)
 
     @property
     def partitions(self) -> list[int]:

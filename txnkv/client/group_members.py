@@ -32,10 +32,10 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.storage import clock
+from txnkv.storage import SharedWeakSet, clock
 from txnkv.tables import Schema
 from txnkv.topics import TopicInfo
-from txnkv.transaction import Transaction
+from txnkv.transaction import Closing, Transaction
 
 MEMBERS_TABLE: Final = "group_members"
 OFFSETS_TABLE: Final = "kafka_offsets"
@@ -89,6 +89,10 @@ class GroupClient(Protocol):
 
     def transaction_state(self, id: int) -> TxnState:
         """See `Client.transaction_state`."""
+
+    @property
+    def handles(self) -> SharedWeakSet[Closing]:
+        """Those that it closes at its end."""
 
     @property
     def keepalive_time(self) -> float:

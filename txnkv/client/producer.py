@@ -135,6 +135,7 @@ class Producer(Closing):
         self._failed: BaseException | None = None
         self._closed = False
         _OPEN.add(self)
+        connection.handles.add(self)
 
     @shielded
     def _make_sender(self, connection: Connection, name: str | None, patience: float) -> Sender:
@@ -425,16 +426,13 @@ def _size(row: Pending) -> int:
 _OPEN: Final = SharedWeakSet["Producer"]()
 
 
-def close_producers(connection: Connection | None = None) -> None:
-    """Send what waits in the producers of a client, or in all of this process, and close them.
+def _close_producers() -> None:
+    """Send what waits in the producers of this process, and close them.
 
     What cannot be sent is said in the log; the futures have it, too.
     """
-    for producer in list(_OPEN):
-        if connection is None:
-            producer.hurry(_EXIT_PATIENCE)
-        elif producer._connection is not connection:
-            continue
+    for producer in _OPEN:
+        producer.hurry(_EXIT_PATIENCE)
         try:
             producer.close()
         except TxnkvError as error:
@@ -443,4 +441,4 @@ def close_producers(connection: Connection | None = None) -> None:
 
 # After that of `instance` is registered, so that it runs before the stores are closed.
 assert instances is not None
-atexit.register(close_producers)
+atexit.register(_close_producers)

@@ -171,6 +171,7 @@ class Subscription(Closing):
         if place is not None:
             self._begin(place)
         self._close = WhenDropped(self, self._has.close)
+        connection.handles.add(self)
 
     def _begin(self, place: Place) -> None:
         """Begin to read: this consumer has the place, or its share."""
@@ -526,7 +527,10 @@ class Subscription(Closing):
     def close(self) -> None:
         """Let others have what this consumer has not acknowledged. Twice is fine."""
         if os.getpid() == self._pid:
-            self._close()
+            with (
+                self._taking
+            ):  # or another thread, whose client closes, would have leases behind it
+                self._close()
 
     def _require_there(self) -> None:
         self._require_open()

@@ -17,7 +17,6 @@ from txnkv.client import (
     Planning,
     Snapshot,
     Table,
-    close_producers,
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnId, TxnState
 from txnkv.errors import (
@@ -122,6 +121,7 @@ class RemoteClient(RemoteHandle, Client):
         self.claiming = new_lock()
         self.begun = 0  # transactions
         self.sessions = SharedWeakSet()
+        self.handles = SharedWeakSet()
         self._learned: dict[int, tuple[Schema, int]] = {}
         try:
             self.tables()  # so that a wrong address or credential shows here
@@ -158,7 +158,7 @@ class RemoteClient(RemoteHandle, Client):
     def close(self) -> None:
         if not self._channel.closed:
             with ending_joined(self):
-                close_producers(self)
+                self.close_handles()
                 self.is_open = False
                 if "committer" in self.__dict__:
                     self.committer.close()

@@ -306,6 +306,7 @@ class Connection:
         instance: the store's, shared by all connections of this process.
         keepalive_time: seconds without heartbeat after which a transaction is aborted.
         sessions: those outside of transactions.
+        handles: those that have what others wait for, or what is to be sent.
         is_open: it was not closed.
         claims: by the names of its transactions: number and epoch, as they were claimed.
         claiming: of who claims a name: of two that do at once, one would fence the other.
@@ -321,9 +322,20 @@ class Connection:
         self.instance = instance
         self.keepalive_time = keepalive_time
         self.sessions = SharedWeakSet[Endable]()
+        self.handles = SharedWeakSet[Closing]()
         self.is_open = True
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
+
+    def close_handles(self) -> None:
+        """Give up the places, shares and leases that handles have; send what waits in them. What
+        cannot be done is said in the log.
+        """
+        for handle in self.handles:
+            try:
+                handle.close()
+            except Exception as error:
+                _log.error("%r was closed with its client, and failed: %s", handle, error)
 
     def _forget(self) -> None:
         for txn, joined in _joined(self):
