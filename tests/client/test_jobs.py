@@ -56,6 +56,16 @@ def test_the_transaction_waits_for_its_job(txn: txnkv.Transaction, table: txnkv.
     assert table.count() == 1
 
 
+def test_those_that_were_named_first_count(txn: txnkv.Transaction, table: txnkv.Table) -> None:
+    job = Job.start(txn)
+    for id, attempt in enumerate(("0.0", "0.1")):
+        stage(job, attempt, id)
+    job.commit(["0.0"])
+    Job.join(txn, job.id).commit(["0.1"])
+    txn.commit()
+    assert [row["v"] for row in table.scan()] == ["0.0"]
+
+
 def test_an_aborted_job_leaves_nothing(txn: txnkv.Transaction, table: txnkv.Table) -> None:
     job, other = Job.start(txn), Job.start(txn)
     stage(job, "0.0", 1)

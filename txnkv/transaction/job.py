@@ -89,7 +89,8 @@ class Job:
 
     @shielded
     def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
-        """End the job: what these attempts wrote and sent now counts, durably. Again is harmless.
+        """End the job: what these attempts wrote and sent now counts, durably. Again is harmless,
+        and changes nothing: those that the first commit named count, whichever are named then.
 
         In a partition their messages stand in the order of the attempts here, those of `first`
         before them, and those of an attempt as it sent them.
