@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.client.group_members import Membership
 
 ROW = {"id": 9, "v": None}
 BATCH = pa.table({"id": [9]})
@@ -325,3 +326,37 @@ def test_a_client_closes_behind_a_receive_of_another_thread(
     monkeypatch.undo()
     with topic.subscribe("s", type="shared") as other:
         assert other.receive(timeout=5) is not None
+
+
+@pytest.mark.parametrize("during", ["renew", "join"])
+def test_a_member_that_is_closed_behind_a_poll_of_another_thread_is_none_again(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    client.create_topic("e")
+    member = client.consumer("e", "g")
+    inside, go_on = threading.Event(), threading.Event()
+    errors: list[str] = []
+    does = getattr(Membership, during)
+
+    def doing(membership: Membership) -> Any:
+        inside.set()
+        go_on.wait(30)
+        return does(membership)
+
+    def polling() -> None:
+        with pytest.raises(txnkv.ClosedError) as raised:
+            member.poll()
+        errors.append(str(raised.value))
+
+    if during == "join":
+        member._membership.end()
+    monkeypatch.setattr(Membership, during, doing)
+    thread = threading.Thread(target=polling)
+    thread.start()
+    assert inside.wait(30)
+    member.close()
+    go_on.set()
+    thread.join()
+    assert errors == ["this member of group 'g' was closed; make another"]
+    assert member.partitions == []
+    assert [each for each in client.transactions() if not each.state.ended] == []

@@ -398,6 +398,10 @@ class GroupConsumer(Closing):
             if self._membership.lasts:
                 self._withdraw()
             raise
+        finally:
+            if self._closed:  # by another thread meanwhile: it may be a member again
+                self._membership.end()
+        self._require_open()
         self._take(own, wanted, now)
 
     def _look(self, now: int) -> tuple[dict[int, int], range]:
@@ -411,6 +415,7 @@ class GroupConsumer(Closing):
         if self._membership.renew():
             found = self._client.run(lambda txn: self._exchange(txn, now))
         while found is None:
+            self._require_open()
             self._require_topic()
             self._membership.join()
             found = self._client.run(lambda txn: self._exchange(txn, now))
