@@ -21,7 +21,7 @@ from txnkv import core
 from txnkv.storage import new_rlock
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
-from txnkv.tables.read import lookup
+from txnkv.tables.read import lookup, sources
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet
@@ -203,6 +203,7 @@ def test_many_row_sets_that_replace_each_other(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intents, "_KEYS_AT_ONCE", keys_at_once)
         patch.setattr(intents, "_ROWS_AT_ONCE", 40)
+        patch.setattr(sources, "_MANY_MASKS", 2)
         rows = seen(table)
         txn = begin(client)
         for number, (op, some) in enumerate(ops):
@@ -214,6 +215,8 @@ def test_many_row_sets_that_replace_each_other(
                     rows[id] = f"{number} {id}"
             own = txn.get_many(table, list(range(120)))["v"].to_pylist()
             assert own == [rows.get(id) for id in range(120)]
+        found = txn.scan(table).to_arrow()
+        assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == rows
         txn.commit()
     assert seen(table) == rows
     settled(client, tablet)

@@ -27,6 +27,7 @@ from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import (
     EVERY_STAMP,
     KEYS,
+    KnownKeys,
     Pages,
     RowSet,
     RowSetInfo,
@@ -41,6 +42,9 @@ _SPARSE: Final = 8
 
 _FEW: Final = 64
 """Below one masking key for so many of a block they are looked for in it as it lies."""
+
+_MANY_MASKS: Final = 16
+"""More of them are asked for together whether they may have keys of a block."""
 
 _PLACED: Final = 64
 """Values of an "in", at most, that rule out tablets."""
@@ -171,19 +175,22 @@ class Masks:
 
     def over(self, info: RowSetInfo) -> list[Mask]:
         """Above one row set, those alone whose keys may meet its own."""
-        memory = [] if info in self._view.staged else self._memory
-        found = [*self._own, *memory, *self._row_sets(self._view.above(info))]
-        return [mask for mask in found if _may_meet(mask, info)]
+        memory = self._own if info.stamp is None else [*self._own, *self._memory]
+        low, high = info.min_key, info.max_key
+        above = [one for one in self._view.above(info) if one[0].overlaps(low, high)]
+        return [*(mask for mask in memory if _meets(mask, info)), *self._row_sets(above)]
 
     def _row_sets(self, above: Sequence[tuple[RowSetInfo, int]]) -> list[Mask]:
         return [RowSetMask(self._view.tablet.row_set(info), before) for info, before in above]
 
 
-def _may_meet(mask: Mask, info: RowSetInfo) -> bool:
-    if isinstance(mask, RowSetMask):
-        return mask.row_set.info.overlaps(info.min_key, info.max_key)
+def _lacks(mask: Mask, known: KnownKeys) -> bool:
+    return isinstance(mask, RowSetMask) and known.lacks(mask.row_set.id)
+
+
+def _meets(mask: KeyMask, info: RowSetInfo) -> bool:
     keys = mask.keys
-    return keys.key(0) <= info.max_key and info.min_key <= keys.key(keys.n - 1)
+    return info.overlaps(keys.key(0), keys.key(keys.n - 1))
 
 
 def hidden(
@@ -364,6 +371,11 @@ class _Block:
             if any(mask.before != EVERY_STAMP for mask in part.masks):
                 inserts = row_set.inserts(pages, number)
             keys: core.Keys | None = None
+            masks = part.masks
+            if len(masks) > _MANY_MASKS:
+                keys = row_set.keys(pages, number)
+                known = part.tablet.known_staged(keys)
+                masks = [each for each in masks if not _lacks(each, known)]
 
             def rows_of(some: core.Keys) -> pa.UInt32Array:
                 nonlocal keys
@@ -372,7 +384,7 @@ class _Block:
                 keys = keys or row_set.keys(pages, number)
                 return core.mark_common(keys, some).positions().to_arrow()
 
-            hits = hidden(pages, part.masks, block.first, block.last, of, rows_of, inserts)
+            hits = hidden(pages, masks, block.first, block.last, of, rows_of, inserts)
             if gone is None or hits is None:
                 gone = hits if gone is None else gone
             else:

@@ -41,6 +41,7 @@ from txnkv.tables.tablets.row_set_writer import (
 from txnkv.tables.tablets.tablet import (
     EVERY_STAMP,
     InFlight,
+    KnownKeys,
     Step,
     Tablet,
     TabletState,

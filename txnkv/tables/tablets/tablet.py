@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from txnkv import core
@@ -237,8 +238,8 @@ class TabletView:
 
     def above(self, info: RowSetInfo) -> list[tuple[RowSetInfo, int]]:
         """The row sets whose keys hide rows of another, and below which insert stamp."""
-        if info in self.staged:
-            over = self.staged[: self.staged.index(info)]
+        if info.stamp is None:
+            over = takewhile(lambda mask: mask.id != info.id, self.staged)
             return [(mask, EVERY_STAMP) for mask in over if _hides(mask)]
         unresolved = [(mask, hidden_before(mask, info)) for mask in self.unresolved]
         return [*self.above_memory, *((mask, before) for mask, before in unresolved if before)]
@@ -258,7 +259,7 @@ _NOTED_ROWS: Final = 1 << 16
 _NOTED_KEYS: Final = 1 << 23
 
 
-class _Known(NamedTuple):
+class KnownKeys(NamedTuple):
     """Some keys in row sets that are known, by their ids.
 
     Attributes:
@@ -308,12 +309,12 @@ class _StagedKeys:
                     self._owners.add(some, number)
                 self._numbers[id], self._rows[id] = number, rows
 
-    def look(self, keys: core.Keys) -> _Known:
+    def look(self, keys: core.Keys) -> KnownKeys:
         """Look for some keys."""
         with self._lock:
             owners, positions = self._owners.find(keys, len(self._numbers))
             may = frozenset(owners.to_arrow().to_pylist())
-            return _Known(self._numbers, len(self._numbers), may, positions)
+            return KnownKeys(self._numbers, len(self._numbers), may, positions)
 
     def forget(self, ids: Collection[int]) -> None:
         """Forget row sets that are not staged any more; the rest too, where little is left."""
@@ -422,7 +423,7 @@ class Tablet(TabletFiles):
             ends = min(few), max(few)
         return manifest.Sought(*ends, self.known_staged(keys).lacks)
 
-    def known_staged(self, keys: core.Keys) -> _Known:
+    def known_staged(self, keys: core.Keys) -> KnownKeys:
         """Tell what is known of keys in small row sets that are staged."""
         return self._staged_keys.look(keys)
 
