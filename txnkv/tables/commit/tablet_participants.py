@@ -15,6 +15,7 @@ keys: what is in memory hides all that is on disk, so it must not be older than 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -291,15 +292,15 @@ def sweep_row_sets(
 
 
 def _unseen_pairs(infos: Sequence[RowSetInfo]) -> list[tuple[RowSetInfo, RowSetInfo]]:
-    """Pairs of row sets whose key ranges overlap and of which neither was checked against
-    the other.
+    """Pairs of row sets, in the order in which they were staged, whose key ranges overlap and of
+    which neither was checked against the other.
     """
     pairs = []
     for i, later in enumerate(infos):
-        for earlier in infos[:i]:
+        seen = bisect_right(infos, later.checked_seq, hi=i, key=lambda info: info.staged_seq)
+        for earlier in infos[seen:i]:
             same = later.attempt is not None and later.attempt == earlier.attempt
-            seen = later.checked_seq >= earlier.staged_seq or same
-            if not seen and later.overlaps(earlier.min_key, earlier.max_key):
+            if not same and later.overlaps(earlier.min_key, earlier.max_key):
                 pairs.append((earlier, later))
     return pairs
 
@@ -333,7 +334,7 @@ def _first_common(part: _Written, after: Timestamp, upto: Timestamp) -> bytes | 
     state = tablet.state(upto)
     if state.memory.n:
         keys = _entries(part, state, after, upto).keys
-        for info in part.infos:
+        for info in tablet.that_may_have(keys, part.infos):
             found = common_with(tablet, info, keys, 1)
             if found:
                 return found[0]

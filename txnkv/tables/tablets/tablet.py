@@ -423,6 +423,11 @@ class Tablet(TabletFiles):
             ends = min(few), max(few)
         return manifest.Sought(*ends, self.known_staged(keys).lacks)
 
+    def that_may_have(self, keys: core.Keys, infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:
+        """Those of some row sets that may have one of the keys."""
+        known = self.known_staged(keys)
+        return [info for info in infos if not known.lacks(info.id)]
+
     def known_staged(self, keys: core.Keys) -> KnownKeys:
         """Tell what is known of keys in small row sets that are staged."""
         return self._staged_keys.look(keys)
