@@ -120,7 +120,8 @@ def test_callbacks_of_an_attempt_that_was_joined_run_in_no_brief_call(
 
     def join(*_: object) -> None:
         disarm()
-        future = commit_protocols.submit_small(txn.context)
+        begun = commit_protocols.begin(txn.context)
+        future = commit_protocols.submit_small(txn.context, begun)
         assert future is not None
         future.add_done_callback(lambda _: found.append(threading.current_thread().name))
 

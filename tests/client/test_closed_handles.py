@@ -98,7 +98,7 @@ BY_ITSELF = {
     },
     "session": {
         "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end", "keep",
-        "flush_for_commit", "begin_anew", "flush_untold", "look_anew", "waiting",
+        "flush_for_commit", "begin_anew", "flush_untold", "flushing", "look_anew", "waiting",
     },
     "topic": {"name", "partitions", "buffer", "value_schema", "info", "options", "close"},
     "consumer": {"partitions", "position", "seek", "unpoll", "close"},

@@ -12,13 +12,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
+from tests.threads import Held, committed, held, shared
 from txnkv.storage.faults import arm, disarm
+from txnkv.transaction import commit_protocols
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import MOVES, Local, LocalState
 from txnkv.transaction.session import Session
@@ -408,3 +412,183 @@ def test_a_read_while_it_outgrows_memory(
     monkeypatch.setattr(TxnContext, "stored", property(between))
     found = txn.scan(table).to_arrow() if call == "scan" else txn.get_many(table, [1])
     assert found.to_pylist() == [{"id": 1, "v": "a"}]
+
+
+# -- what other threads add meanwhile ----------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("end", ["commit", "commit_async", "rollback"])
+def test_nothing_is_added_to_one_that_ends(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, size: str, end: str
+) -> None:
+    """It was taken, behind the flush, and lost."""
+    with client.transaction() as first:
+        first.send(topic, b"0")
+    subscription = topic.subscribe("s", start="earliest")
+    message = subscription.receive(timeout=0)
+    assert message is not None
+    txn = shared(client, size)
+    session = txn.new_session()
+    for number in (1, 2):
+        txn.upsert(table, (number, "a"))
+        txn.send(topic, b"%d" % number)
+        session.upsert(table, (number + 2, "a"))
+        session.send(topic, b"%d" % (number + 2))
+    upsert, send, more = txn.upsert, txn.send, session.upsert  # short cuts
+    adds: list[Callable[[], object]] = [
+        lambda: upsert(table, (9, "late")),
+        lambda: more(table, (9, "late")),
+        lambda: txn.delete(table, 1),
+        lambda: send(topic, b"9"),
+        lambda: session.send(topic, b"9"),
+        lambda: txn.write(table, pa.table({"id": [9]})),
+        lambda: txn.send_batch(topic, pa.table({"value": [b"9"]})),
+        lambda: txn.ack(subscription, message),
+    ]
+    at = (
+        held(txnkv.Transaction, "abort_for")
+        if end == "rollback"
+        else held(commit_protocols, "begin")
+    )
+    with at as point, ThreadPoolExecutor(1) as threads:
+        ending = threads.submit(getattr(txn, end))
+        assert point.there.wait(60)
+        word = "rolled back" if end == "rollback" else "committed"
+        for add in adds:
+            with pytest.raises(txnkv.InvalidTxnStateError, match=f"is being {word}"):
+                add()
+        point.go_on.set()
+        future = ending.result(60)
+        if end == "commit_async":
+            future.result(60)
+    for add in adds:
+        with pytest.raises(txnkv.InvalidTxnStateError, match="is not open"):
+            add()
+    expected = ([], [0]) if end == "rollback" else ([1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert committed(table, topic) == expected
+
+
+def test_nothing_is_added_behind_the_call_of_commit_async(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic
+) -> None:
+    """A large one commits on a thread, and was open until that came to it."""
+    txn = shared(client, "large")
+    txn.upsert(table, (1, "a"))
+    with held(commit_protocols, "commit_large") as commit:
+        future = txn.commit_async()
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            txn.upsert(table, (2, "late"))
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            txn.send(topic, b"2")
+        commit.go_on.set()
+        future.result(60)
+    assert committed(table, topic) == ([1], [])
+
+
+@pytest.mark.parametrize("size", ["in memory", "small", "large"])
+@pytest.mark.parametrize("end", ["commit", "commit_async", "start_commit"])
+def test_one_that_is_refused_is_added_to_again(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, size: str, end: str
+) -> None:
+    table.insert((1, "there"))
+    txn = client.new_transaction() if size == "in memory" else shared(client, size)
+    txn.insert(table, (1, "refused"))
+    ends: dict[str, Callable[[], object]] = {
+        "commit": txn.commit,
+        "commit_async": lambda: txn.commit_async().result(60),
+        "start_commit": txn.start_commit,
+    }
+    with pytest.raises((txnkv.RowErrors, txnkv.InvalidTxnStateError)):
+        ends[end]()
+    if end == "start_commit":
+        with suppress(txnkv.RowErrors):
+            txn.flush()
+    txn.upsert(table, (2, "a"))
+    txn.upsert(table, (3, "a"))
+    txn.send(topic, b"2")
+    txn.send(topic, b"3")
+    txn.commit()
+    assert committed(table, topic) == ([1, 2, 3], [2, 3])
+
+
+class Slow(tzinfo):
+    """Holds up who converts a time in it, once."""
+
+    def __init__(self) -> None:
+        self.held = Held(lambda: timedelta(0))
+
+    def utcoffset(self, _: object) -> timedelta:
+        found: timedelta = self.held()
+        return found
+
+    def dst(self, _: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize("what", ["row", "message"])
+@pytest.mark.parametrize("do", ["get", "commit", "commit_async"])
+def test_what_is_converted_while_another_thread_flushes(
+    client: txnkv.Client, what: str, do: str
+) -> None:
+    """It was added to what had been flushed already: by a reader or a commit, and lost."""
+    columns: dict[str, Any] = {"id": "int64", "at": pa.timestamp("us", "UTC")}
+    table = client.create_table("times", txnkv.Schema(columns, primary_key=["id"]))
+    topic = client.create_topic("times", value_schema=columns)
+    txn = shared(client, "small")
+    slow = Slow()
+
+    def add(id: int, zone: Any) -> None:
+        value = {"id": id, "at": datetime(2026, 1, 1, tzinfo=zone)}
+        if what == "row":
+            txn.upsert(table, value)
+        else:
+            txn.send(topic, value)
+
+    known = datetime.now().astimezone().tzinfo
+    add(1, known)
+    add(2, known)  # by a short cut from here on
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(add, 3, slow)
+        assert slow.held.there.wait(60)
+        if do == "get":
+            assert txn.get(table, 9) is None
+        else:
+            found: Any = getattr(txn, do)()
+            if do == "commit_async":
+                found.result(60)
+        slow.held.go_on.set()
+        if do == "get":
+            late.result(60)
+            txn.commit()
+        else:
+            with pytest.raises(txnkv.InvalidTxnStateError):
+                late.result(60)
+    ids = [row["id"] for row in table.scan(ordered=True)]
+    if what == "message":
+        ids = [message.value["id"] for message in topic.consumer().poll(timeout=0)]
+    assert ids == ([1, 2, 3] if do == "get" else [1, 2])
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+def test_a_short_cut_that_a_thread_has_in_hand_takes_nothing_behind_a_flush(
+    client: txnkv.Client, table: txnkv.Table, limit: int | None
+) -> None:
+    """As of a thread that stood still between the look at it and the call."""
+    txn = client.new_transaction()
+    session = txn.new_session(buffer_bytes=limit)
+    session.upsert(table, (1, "a"))
+    adders = [session._rows.more]
+    session.delete(table, 5)
+    session.upsert(table, (2, "a"))
+    adders.append(session._rows.more)
+    assert session.pending_errors() == []
+    with pytest.raises(txnkv.RowErrors):
+        session.flush()
+    for number, adder in enumerate(adders, start=3):
+        adder((number, "a"))
+    txn.commit()
+    assert [row["id"] for row in table.scan(ordered=True)] == [1, 2, 3, 4]
+    for adder in adders:
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            adder((9, "late"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from threading import Barrier
 from typing import Any
@@ -11,8 +15,9 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.threads import at_once
+from tests.threads import at_once, committed, held, shared, still_waits
 from txnkv.storage.faults import arm, disarm
+from txnkv.transaction.context import TxnContext
 
 
 def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -356,3 +361,109 @@ def test_a_commit_that_is_not_durable_yet_is_a_conflict(
     other.tell()
     other.finish()
     assert table.get(2) == {"id": 2, "v": "first"}
+
+
+# -- threads that share a transaction --------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("what", ["write_rows", "send"])
+@pytest.mark.parametrize("end", ["commit", "commit_async", "start_commit"])
+def test_what_another_thread_flushes_is_in_the_commit(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, size: str, what: str, end: str
+) -> None:
+    """Its buffer was empty, and so was taken for flushed."""
+    txn = shared(client, size)
+    txn.upsert(table, (1, "a"))
+    txn.send(topic, b"1")
+    with held(TxnContext, what) as flush, ThreadPoolExecutor(2) as threads:
+        reader = threads.submit(txn.get, table, 7)
+        assert flush.there.wait(60)
+        if end == "start_commit":
+            with pytest.raises(txnkv.InvalidTxnStateError, match="not flushed"):
+                txn.start_commit()
+        ending = threads.submit(txn.commit)
+        still_waits(ending)
+        flush.go_on.set()
+        assert ending.result(60) > txn.snapshot
+        with suppress(txnkv.InvalidTxnStateError):
+            reader.result(60)
+    assert committed(table, topic) == ([1], [1])
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("what", ["get", "get_many", "scan", "delete"])
+def test_who_wrote_sees_what_another_thread_flushes(
+    client: txnkv.Client, table: txnkv.Table, size: str, what: str
+) -> None:
+    """Its row was neither in its buffer nor in the transaction."""
+    txn = shared(client, size)
+    txn.upsert(table, (1, "a"))
+    asks: dict[str, Callable[[], Any]] = {
+        "get": lambda: txn.get(table, 1),
+        "get_many": lambda: txn.get_many(table, [1]).to_pylist()[0],
+        "scan": lambda: txn.scan(table).to_arrow().to_pylist()[0],
+        "delete": lambda: txn.write(table, pa.table({"id": [1]}), "delete").deleted,
+    }
+    with held(TxnContext, "write_rows") as flush, ThreadPoolExecutor(2) as threads:
+        reader = threads.submit(txn.get, table, 7)
+        assert flush.there.wait(60)
+        found = threads.submit(asks[what])
+        still_waits(found)
+        flush.go_on.set()
+        assert found.result(60) == (1 if what == "delete" else {"id": 1, "v": "a"})
+        reader.result(60)
+    txn.commit()
+    assert table.count() == (what != "delete")
+
+
+def test_threads_that_count_up_keys_of_their_own(client: txnkv.Client, table: txnkv.Table) -> None:
+    """Their rows were staged by each other, unseen: two workers wrote the key, it said."""
+    txn = shared(client, "large")
+
+    def count(key: int) -> None:
+        for n in range(8):
+            row = txn.get(table, key)
+            assert (row and row["v"]) == (str(n - 1) if n else None)
+            txn.upsert(table, (key, str(n)))
+
+    at_once(*(partial(count, key) for key in range(3)))
+    txn.commit()
+    assert table.scan(ordered=True).to_arrow()["v"].to_pylist() == ["7", "7", "7"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_taken_is_committed_and_nothing_else(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, seed: int
+) -> None:
+    """Threads write, send, read, flush; one commits in the midst of it."""
+    chance, taken = random.Random(seed), [list[int](), list[int]()]
+    for round_ in range(24):
+        txn = client.new_transaction() if round_ % 3 else shared(client, "large")
+
+        def work(first: int, of: Any = txn, pace: float = chance.random()) -> None:
+            dice = random.Random(first)
+            with suppress(txnkv.InvalidTxnStateError):
+                session = of.new_session(flush_mode="auto_background")
+                for id in range(first, first + 1000):
+                    by = of if dice.random() < 0.7 else session
+                    if dice.random() < 0.5:
+                        by.upsert(table, (id, "a"))
+                        taken[0].append(id)
+                    else:
+                        by.send(topic, b"%d" % id)
+                        taken[1].append(id)
+                    if dice.random() < pace / 3:
+                        assert of.get(table, id) or id not in taken[0]
+                    elif dice.random() < pace / 9:
+                        of.flush()
+
+        with ThreadPoolExecutor(3) as threads:
+            workers = [threads.submit(work, 10_000 * round_ + 1000 * n) for n in range(3)]
+            wait = sum(map(len, taken)) + chance.choice([0, 1, 3, 100])
+            while sum(map(len, taken)) < wait and not all(each.done() for each in workers):
+                pass
+            txn.commit() if round_ % 2 else txn.commit_async().result(60)
+            for each in workers:
+                each.result(60)
+    assert committed(table, topic) == (sorted(taken[0]), sorted(taken[1]))

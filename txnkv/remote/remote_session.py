@@ -36,6 +36,7 @@ from txnkv.transaction import (
     SessionRows,
     WriteResult,
     encoder_of,
+    flush_rest,
     size_of,
     subscription_info,
 )
@@ -440,7 +441,7 @@ class RemoteSession(RemoteHandle, Session):
                     calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
                     self._refused = self._request(*calls)
             except (TableNotFoundError, TopicNotFoundError):
-                self._flush_rest()
+                flush_rest(self)
                 raise
         except RowErrors as error:
             self._refused = error.errors

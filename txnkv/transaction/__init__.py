@@ -47,6 +47,7 @@ from txnkv.transaction.session_buffer import (
     Room,
     SessionRows,
     WriteResult,
+    flush_rest,
     size_of,
 )
 from txnkv.transaction.table_scan import Scan, ScanToken

@@ -46,6 +46,7 @@ from txnkv.storage import BusyError, Contender, back_off, clock, is_calm, shield
 from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
 from txnkv.topics import SubscriptionInfo, TopicInfo
 from txnkv.transaction.begin import AT_ONCE, begin
+from txnkv.transaction.commit_protocols import begin as begin_commit
 from txnkv.transaction.commit_protocols import commit_small, make_sure
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -275,7 +276,7 @@ def _commit_small(context: TxnContext) -> bool:
         return make_sure(context) is TxnState.COMMITTED
 
     try:
-        return commit_small(context) is not None
+        return not isinstance(commit_small(context, begin_commit(context)), bool)
     except CommitOutcomeUnknownError as error:
         _ask(error, committed)
         return True

@@ -15,9 +15,10 @@ The commit of a large one is driven to its end also when the disk fails on the w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from txnkv.coordinator import (
     CommitRequest,
@@ -50,9 +51,15 @@ from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local
+from txnkv.transaction.session_buffer import SessionRows
 from txnkv.transaction.uncommitted import Flushable
 
 # -- small transactions ----------------------------------------------------------------
+
+Begun: TypeAlias = tuple[Attempt | bool, SmallCommit | None]
+"""A commit that is on its way, and what the commit log is to be given where it begins. In place of
+an attempt, of a transaction that is stored and goes the long way: whether it begins.
+"""
 
 _FEW: Final = 500
 """Rows, messages and acks that are flushed in no time."""
@@ -69,35 +76,35 @@ def is_brief(context: TxnContext) -> bool:
     if not lock.acquire(False):
         return False
     lock.release()
-    if (ending := context.ending) is not None:
-        if not ending.acquire(blocking=False):
+    if (gate := context.local.gate) is not None:
+        if not gate.acquire(blocking=False):
             return False
-        ending.release()
+        gate.release()
     return all(map(flushes_soon, context.sessions))
 
 
 def flushes_soon(session: Flushable) -> bool:
     """Tell whether a flush would soon end: little waits, and not for a thread."""
-    return session.flush_mode != "auto_background" and session.waiting() <= _FEW
+    quick = session.flush_mode != "auto_background" and not session.flushing
+    return quick and session.waiting() <= _FEW
 
 
-def commit_small(context: TxnContext) -> Timestamp | None:
-    """Commit what is in memory, or wait for the commit that is on its way.
+def commit_small(context: TxnContext, begun: Begun) -> Timestamp | bool:
+    """Commit what was in memory, or wait for the commit that is on its way, as `begin` gave it.
 
     Returns:
-        The commit timestamp, the snapshot when nothing was written; None when the transaction is
-        stored, and goes the long way.
+        The commit timestamp, the snapshot when nothing was written; of a transaction that is
+        stored, and goes the long way, whether its commit begins.
 
     Raises:
-        InvalidTxnStateError: it is aborted.
         TransactionConflictError, TransactionTimedOutError: it is aborted.
         TransactionLockedError: a tablet is locked by an older transaction, and it is
             aborted; or by a younger one for too long, and it is still open.
         CommitOutcomeUnknownError: the disk failed at the commit point.
     """
-    attempt, commit = _begin(context)
-    if attempt is None:
-        return None
+    attempt, commit = begun
+    if isinstance(attempt, bool):
+        return attempt
     if commit is not None:
         _drive(context, attempt, commit)
     if attempt.stamp is not None:
@@ -105,7 +112,7 @@ def commit_small(context: TxnContext) -> Timestamp | None:
     try:
         return attempt.result() if attempt.done else _result(attempt)
     finally:
-        del attempt  # an error of it refers to this frame
+        del attempt, begun  # an error of it refers to this frame
 
 
 @lengthy
@@ -113,14 +120,10 @@ def _result(attempt: Attempt) -> Timestamp:
     return attempt.result()
 
 
-def submit_small(context: TxnContext) -> Future[Timestamp] | None:
-    """`commit_small` without waiting: any number may be on their way at once.
-
-    Raises:
-        InvalidTxnStateError, TransactionTimedOutError: it is aborted.
-    """
-    attempt, commit = _begin(context)
-    if attempt is None:
+def submit_small(context: TxnContext, begun: Begun) -> Future[Timestamp] | None:
+    """`commit_small` without waiting: any number may be on their way at once."""
+    attempt, commit = begun
+    if isinstance(attempt, bool):
         return None
     with context.lock:
         future = attempt.future()
@@ -130,16 +133,76 @@ def submit_small(context: TxnContext) -> Future[Timestamp] | None:
     return future
 
 
-def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
-    """The commit of the transaction, and what the commit log is to be given where it begins."""
+def begin_behind(context: TxnContext, rows: SessionRows, flush: Callable[[bool], object]) -> Begun:
+    """Flush what waits and begin to commit; from before the one to behind the other nothing is
+    added to the transaction.
+
+    Args:
+        context: of the transaction.
+        rows: of its single calls.
+        flush: told whether also to flush sessions: not under the lock, which that wants.
+
+    Raises:
+        What `flush` raises, and `begin`.
+    """
+    context.require_process()
+    (local := context.local).ending = "committed"
+    if local.hand is not None:  # before the lock is had: who writes on and on would keep it
+        local.hand.withdraw()
+    while True:
+        gated = bool(context.sessions)
+        with local.new_gate() if gated else context.lock:  # who comes second finds all flushed
+            local.ending = "committed"  # another may have failed
+            try:
+                opened = local.at is Local.IN_MEMORY or local.at is Local.STORED
+                if opened and (gated or rows.lone or rows.runs or context.unsettled):
+                    flush(gated)
+                local.commit_called = True
+                if (gated or not context.sessions) and (opened or not local.open):
+                    return begin(context)
+            finally:
+                if local.at is Local.IN_MEMORY or local.at is Local.STORED:
+                    local.ending = ""
+                    local.withdraw()
+
+
+def abort_behind(context: TxnContext, abort: Callable[[], None]) -> None:
+    """Abort, not from under a commit that flushes; meanwhile nothing is added.
+
+    What waits is to be forgotten then, not before: another commit would do without that.
+    """
+    context.require_process()
+    (local := context.local).ending = "rolled back"
+    local.withdraw()
+    with local.new_gate():
+        local.ending = "rolled back"  # another may have failed
+        for session in context.sessions:
+            session.end()  # its short cuts, too
+        try:
+            abort()
+        finally:
+            if local.open:
+                local.ending = ""
+
+
+def begin(context: TxnContext) -> Begun:
+    """Begin to commit: nothing comes in any more.
+
+    Raises:
+        InvalidTxnStateError, TransactionTimedOutError: it is aborted.
+    """
     if context.local.at is Local.UNSURE:
         make_sure(context)
     local = context.local
     with context.lock:
         if local.at is Local.ABORTED:
             raise context.not_open("commit")
+        if local.at is Local.STORED:
+            context.ensure_large("commit")
+            local.move(Local.FINISHING)
+            return True, None
         if local.stored:
-            return None, None
+            return False, None
         if local.attempt is not None:
             return local.attempt, None
         if local.at is Local.IN_MEMORY:
@@ -405,7 +468,7 @@ def abort_small(context: TxnContext, reason: str) -> bool:
 # -- large transactions ----------------------------------------------------------------
 
 
-def commit_large(context: TxnContext) -> Timestamp:
+def commit_large(context: TxnContext, *, begins: bool) -> Timestamp:
     """Commit a stored transaction, or help one whose commit has begun to its end.
 
     Returns:
@@ -419,7 +482,7 @@ def commit_large(context: TxnContext) -> Timestamp:
         CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
     """
     try:
-        row = _start_large(context)
+        row = _start_large(context, begins)
         if row.state is not TxnState.COMMITTED:
             row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
     except (StorageFullError, UnavailableError) as error:
@@ -434,7 +497,7 @@ def commit_large(context: TxnContext) -> Timestamp:
     return context.snapshot if row.commit_ts is None else row.commit_ts
 
 
-def start_large(context: TxnContext) -> None:
+def start_large(context: TxnContext, *, begins: bool) -> None:
     """Begin to commit a stored transaction; a thread of the library drives it to its end.
 
     Raises:
@@ -442,7 +505,7 @@ def start_large(context: TxnContext) -> None:
         InvalidTxnStateError: it was aborted, or a job still runs under it.
     """
     try:
-        _start_large(context)
+        _start_large(context, begins)
     except BaseException:
         _withdraw_reads(context)
         raise
@@ -464,14 +527,9 @@ def abort_by_hand(instance: Instance, txn_id: int) -> None:
             raise
 
 
-def _start_large(context: TxnContext) -> TxnRow:
+def _start_large(context: TxnContext, begins: bool) -> TxnRow:
     local = context.local
     _offer_reads(context)
-    with context.lock:
-        begins = local.at is Local.STORED
-        if begins:
-            context.ensure_large("commit")
-            local.move(Local.FINISHING)
     try:
         return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
     except BaseException:

@@ -18,7 +18,6 @@ Which of these it is, and what it may do then, is said by `local_state`.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -104,7 +103,6 @@ class TxnContext:
         name: under which it is found once it is stored (`coordinator.jobs`).
         touched: it was given more than the rows in memory.
         buffers: what waits, of one that was joined.
-        ending: held by whoever flushes sessions for the end, once there are some.
     """
 
     lock_timeout: float = LOCK_TIMEOUT
@@ -113,7 +111,6 @@ class TxnContext:
     on_commit: Callable[[], None] | None = None
     name: str | None = None
     buffers: list[Sized] | None = None
-    ending: threading.RLock | None = None
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None
     _storing = False

@@ -46,6 +46,7 @@ from enum import IntEnum
 from typing import Final
 
 from txnkv.coordinator import Timestamp, TxnState
+from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import new_baton, new_rlock
 from txnkv.tables import SmallWrites
 
@@ -181,6 +182,9 @@ class LocalState:
         at: the state.
         stored: status.db knows the transaction, and is asked how it stands.
         commit_called: nobody makes sessions of it any more.
+        ending: the word for what becomes of it, from before what waits is flushed for that: nobody
+            adds to it. Empty while it is open, also again.
+        gate: held by whoever flushes sessions for the end, or rolls back; made by the first.
         is_over: it has ended, and its owner knows: by a commit, or a rollback.
         attempt: the commit that is on its way.
         unsure_since: before the attempt began that broke off.
@@ -190,6 +194,8 @@ class LocalState:
     """
 
     commit_called = is_over = False
+    ending = ""
+    gate: threading.RLock | None = None
     attempt: Attempt | None = None
     unsure_since = _NEVER
     commit_ts: Timestamp | None = None
@@ -225,6 +231,8 @@ class LocalState:
         """
         if to not in MOVES[self.at]:
             raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
+        if to is Local.IN_MEMORY or (to is Local.STORED and self.at is Local.FINISHING):
+            self.ending = ""
         if self.hand is not None:
             self.hand.withdraw()
             self.hand = None
@@ -235,6 +243,19 @@ class LocalState:
             self.is_over = True
         elif to is Local.ABORTED:
             self.is_over = self.commit_called or self.reason == ROLLED_BACK
+
+    def new_gate(self) -> threading.RLock:
+        """The gate, made now where there is none."""
+        return self.gate or vars(self).setdefault("gate", new_rlock())
+
+    def require_more(self, what: str) -> None:
+        """Refuse what would wait behind the last flush. Under the lock of that.
+
+        Raises:
+            InvalidTxnStateError: its end has begun.
+        """
+        if self.ending:
+            raise InvalidTxnStateError(f"cannot {what}: the transaction is being {self.ending}")
 
     def withdraw(self) -> None:
         """Have single calls ask again whether they may go straight to the rows."""
@@ -252,3 +273,7 @@ class LocalState:
         attempt.stamp, attempt.error = stamp, error
         if attempt.gate is not None:
             attempt.gate.release()
+
+
+ALONE: Final = LocalState(stored=False)
+"""That of what is in no transaction, and never ends."""

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -50,6 +50,7 @@ from txnkv.topics import (
 )
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.local_state import LocalState
 
 ValueSchema: TypeAlias = Mapping[str, str | pa.DataType | Column] | pa.Schema
 """Columns of values: as those of a `Schema`, or Arrow's."""
@@ -173,6 +174,19 @@ class SendBuffer:
             elif found[0].options.altered < topic.options.altered:  # it may have got partitions
                 self._lists[topic.id] = (topic, found[1])
             return found[1].append
+
+    def require_taken(self, local: LocalState, put: Callable[[Any], None], message: Any) -> None:
+        """Take a message back that was put behind the last flush.
+
+        Raises:
+            InvalidTxnStateError: it was.
+        """
+        with self._lock:
+            rows: list[Pending] = cast(Any, put).__self__
+            at = [n for n, each in enumerate(rows) if each is message] if local.ending else []
+            if at:
+                del rows[at[0]]
+                local.require_more("send")
 
     def parcels_of(self, topic: TopicInfo, outgoing: Iterable[Outgoing]) -> Iterable[Parcel]:
         """Messages by partition; those that say nothing all go to one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -37,6 +36,7 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.local_state import ALONE
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
 from txnkv.transaction.session_buffer import (
     Acks,
@@ -45,6 +45,7 @@ from txnkv.transaction.session_buffer import (
     Room,
     SessionRows,
     WriteResult,
+    flush_rest,
 )
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
@@ -89,10 +90,12 @@ class Session(Closing):
         self._sent, self._closed, self._flushed = 0, False, Outcome()
         self._unsent: tuple[Any, int] | None = None  # of `send_batch`: the data, and its messages
         self._connection, self._context, self._mode = connection, context, flush_mode
+        self._local = ALONE if context is None else context.local
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._lock = new_rlock() if context is None or rows is None else context.lock
         self._sending = SendBuffer(self._lock)
+        self._turn, self.flushing = new_rlock(), False  # held while, and whether, a thread flushes
         self._errors = ErrorBuffer(self._lock, context)
         self._background: Background | None = None
         self._rows.in_session = True
@@ -152,11 +155,11 @@ class Session(Closing):
         snapshot = None if self._context is None else self._context.row.snapshot_ts
         writer = self._connection.writer(table, snapshot)
         with self._lock:
+            self._local.require_more(op)  # a commit may have begun meanwhile
             run = self._rows.add(writer, op, row)
-        if self._mode == "manual":
-            self._rows.expect(table, run)
-        else:
-            self._after_call()
+            if self._mode == "manual":
+                self._rows.expect(table, run, self._lock, self._local)
+        self._after_call()
 
     def _after_call(self) -> None:
         if self._mode == "auto_sync":
@@ -236,7 +239,7 @@ class Session(Closing):
             TopicNotFoundError: there is no such topic, or it was dropped.
             InvalidTxnStateError: the transaction is not open.
         """
-        to, put, encode = self._short
+        to, put, encode = short = self._short
         room = self._room.left
         if topic is to and encode is not None:
             try:
@@ -245,13 +248,12 @@ class Session(Closing):
                 to = None  # the topic may have got another schema
         bare = partition is headers is timestamp is deliver_at is None
         if topic is to and bare and value.__class__ is bytes and room[0] > 0:
-            if key is None:
-                put(value)
-                room[0] -= 8 + len(value)
-                return
-            if key.__class__ is bytes:
-                put((value, key))
-                room[0] -= 16 + len(value) + len(key)
+            message = value if key is None else (value, key)
+            if key is None or key.__class__ is bytes:
+                put(message)
+                room[0] -= 8 + len(value) if key is None else 16 + len(value) + len(key)
+                if self._short is not short:  # flushed meanwhile
+                    self._sending.require_taken(self._local, put, message)
                 return
         self._require_open("send")
         if self._context is not None and self._context.stored:
@@ -265,10 +267,12 @@ class Session(Closing):
         count = len(info.partitions)
         put = self._sending.appender(info)
         row = message_input.pending(value, key, partition, headers, timestamp, count, deliver_at)
-        self._room.take((row,) if isinstance(row, bytes) else row)
-        put(row)
-        if self._mode == "manual":
-            self._short = topic, put, encode
+        with self._lock:
+            self._local.require_more("send")
+            self._room.take((row,) if isinstance(row, bytes) else row)
+            put(row)
+            if self._mode == "manual":
+                self._short = topic, put, encode
         self._after_call()
 
     @shielded
@@ -429,8 +433,8 @@ class Session(Closing):
     @property
     def has_pending(self) -> bool:
         """Rows or messages wait to be flushed."""
-        waits, context = self._acks or self._unsure is not None, self._context
-        return bool(waits or self._rows or self._sending.pending or (context and context.unsettled))
+        waits = bool(self._acks or self._unsure or self._rows or self._sending.pending)
+        return waits or (self._context is not None and self._context.unsettled) or self.flushing
 
     @shielded_unless(lambda self: self._is_brief)
     def flush_for_commit(self) -> None:
@@ -455,13 +459,14 @@ class Session(Closing):
 
     def begin_anew(self) -> None:
         """Forget what a forked child inherited: its parent flushes what waits."""
-        self._background, self._sent, self._rows.acked = None, 0, 0
+        self._background, self._sent, self._rows.acked, self.flushing = None, 0, 0, False
         self.discard()
         self._errors.take()
 
     def end(self) -> None:
-        """The transaction has ended: the next call is to find out, and nothing else flushes."""
-        self._rows.table, self._short = None, NO_SHORT_CUT
+        """The transaction ends: the next call is to find out, and nothing else flushes."""
+        with self._lock:  # or one that is under way would leave a short cut behind
+            self._rows.table, self._short = None, NO_SHORT_CUT
         if self._background is not None:
             self._background.cancel()
 
@@ -483,19 +488,11 @@ class Session(Closing):
             if self._context is None or not self._context.local.ended:
                 self.flush()
         except (TableNotFoundError, TopicNotFoundError):
-            self._flush_rest()
+            flush_rest(self)
             raise
         finally:
             self.end()
             self._closed = True
-
-    def _flush_rest(self) -> None:
-        """Flush what is of others than the tables and topics that are gone."""
-        left = self.waiting() + 1
-        while self.waiting() < left:  # each time one of them goes
-            left = self.waiting()
-            with suppress(TableNotFoundError, TopicNotFoundError):
-                self.flush()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -523,6 +520,7 @@ class Session(Closing):
         self._connection.require_open()
         if self._context is not None:
             self._context.require_open(what)
+            self._local.require_more(what)
         if self._background is not None:
             self._background.tell(self)
 
@@ -533,18 +531,22 @@ class Session(Closing):
             self._connection.require_open()
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
-        context = self._context
-        self._short = NO_SHORT_CUT
-        if context is None:
-            self._flush_alone()
-        else:
-            context.settle()  # what an earlier flush gave and could not stage
-            if self._sending.pending:
-                self._sending.give(context, self._note)
-                context.settle()
-            self._flush_runs(context, counted=counted)
-        outcome, self._flushed = self._flushed, Outcome()
-        return outcome
+        with self._turn:
+            before, self.flushing = self.flushing, True  # first: `has_pending` looks at it last
+            try:
+                self._short = NO_SHORT_CUT
+                if (context := self._context) is None:
+                    self._flush_alone()
+                else:
+                    context.settle()  # what an earlier flush gave and could not stage
+                    if self._sending.pending:
+                        self._sending.give(context, self._note)
+                        context.settle()
+                    self._flush_runs(context, counted=counted)
+                outcome, self._flushed = self._flushed, Outcome()
+                return outcome
+            finally:
+                self.flushing = before
 
     def _flush_runs(self, context: TxnContext, *, counted: bool) -> None:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""

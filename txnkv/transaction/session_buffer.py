@@ -36,6 +36,7 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.local_state import LocalState
 from txnkv.transaction.send_buffer import Lone
 
 BUFFER_BYTES: Final = 64 << 20
@@ -99,8 +100,9 @@ class Room:
         self.left: list[float] = [math.inf if limit is None else limit]
 
     def empty(self) -> None:
-        """Make all room free again: nothing waits any more."""
-        self.left[0] = math.inf if self.limit is None else self.limit
+        """Make all room free again: nothing waits any more. Adders made before find none."""
+        before, self.left = self.left, [math.inf if self.limit is None else self.limit]
+        before[0] = 0
 
     def take(self, values: Iterable[Any]) -> None:
         """Make room for one row or message.
@@ -178,11 +180,12 @@ class SessionRows:
     """
 
     __slots__ = (
-        "_room", "acked", "in_session", "lone", "more", "op", "runs", "table", "written",
+        "_left", "_room", "acked", "in_session", "lone", "more", "op", "runs", "table", "written",
     )  # fmt: skip
 
     def __init__(self, room: Room) -> None:
         self._room = room
+        self._left: list[float] | None = None  # of all adders since the last flush
         self.runs: list[Run] = []
         self.written: list[Written] = []
         self.lone: Lone | None = None
@@ -233,19 +236,42 @@ class SessionRows:
         runs = self.runs
         return not runs or (len(runs) < _FEW and len(runs[-1].rows) < _FEW)
 
-    def expect(self, table: object, run: Run) -> None:
-        """Take more rows of a run by `more`, as long as it is the last and waits."""
+    def expect(self, table: object, run: Run, lock: threading.RLock, local: LocalState) -> None:
+        """Take more rows of a run by `more`, as long as it is the last and waits. Under the lock.
+
+        Args:
+            lock: held while rows are taken.
+            local: of the transaction.
+        """
         if run.shape is not None:
             self.table = None
             return
         writer, op = run.writer, run.op
-        by_itself = partial(self.keep, writer, op)
+        by_itself = partial(self._keep_more, lock, local, writer, op)
+        self._left = self._left or ([math.inf] if self._room.limit is None else self._room.left)
+        self.more = writer.checker[op].adder(run.rows, self._left, by_itself).add
         self.table, self.op = table, op
-        self.more = writer.checker[op].adder(run.rows, self._room.left, by_itself).add
+
+    def _keep_more(
+        self,
+        lock: threading.RLock,
+        local: LocalState,
+        writer: RowWriter,
+        op: str,
+        values: Values,
+    ) -> None:
+        """Keep a row that an adder does not take: its run was flushed meanwhile, by another
+        thread, or it is of another shape.
+        """
+        with lock:
+            local.require_more(op)
+            self.keep(writer, op, values)
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
         self.table = None
+        if self._left is not None:
+            self._left[0], self._left = 0, None  # what an adder has not taken yet, it takes no more
         runs, self.runs = self.runs, []
         if self._room.limit is not None:
             self._room.empty()
@@ -263,6 +289,7 @@ class SessionRows:
         """Acknowledge messages in a transaction; raises as `Session.ack`."""
         connection.require_open()
         context.require_open("acknowledge")
+        context.local.require_more("acknowledge")
         info, ids = acks_of(connection, subscription, message)
         context.acknowledge(info, ids, cumulative=cumulative)
         context.instance.coordinator.metrics.messages_acked.value += len(ids)
@@ -284,6 +311,7 @@ class SessionRows:
         with context.lock:
             if self.in_session or self.lone is not None or not context.may_be_small:
                 return False
+            context.local.require_more("send")
             self.lone = lone
             return True
 
@@ -372,8 +400,19 @@ class Buffered(Protocol):
     def waiting(self) -> int:
         """Return the number of rows, messages and acks that wait."""
 
+    def flush(self) -> object: ...
+
     def flush_untold(self) -> None:
         """Flush; what is refused is told later."""
+
+
+def flush_rest(session: Buffered) -> None:
+    """Flush what is of others than the tables and topics that are gone."""
+    left = session.waiting() + 1
+    while session.waiting() < left:  # each time one of them goes
+        left = session.waiting()
+        with suppress(TableNotFoundError, TopicNotFoundError):
+            session.flush()
 
 
 class Background:

@@ -20,7 +20,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage import brief, lengthy, new_rlock, shielded, shielded_unless
+from txnkv.storage import brief, lengthy, shielded, shielded_unless, submitted
 from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine, TableInfo, lookup
 from txnkv.tables import operations as ops
 from txnkv.transaction import commit_protocols
@@ -160,9 +160,10 @@ class Transaction(Closing):
             StorageFullError: no room; it is not committed.
             CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
         """
-        self._begin_ending(flush=True)
-        stamp = commit_protocols.commit_small(self.context)
-        return lengthy(self._commit_large)() if stamp is None else stamp
+        self.connection.require_open()
+        behind = self.context, self._rows, self._flush_for_end
+        found = commit_protocols.commit_small(self.context, commit_protocols.begin_behind(*behind))
+        return lengthy(self._commit_large)(found) if isinstance(found, bool) else found
 
     @shielded
     def start_commit(self) -> None:
@@ -172,12 +173,10 @@ class Transaction(Closing):
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
         self.connection.require_open()
-        if self._rows or any(session.has_pending for session in self.context.sessions):
-            said = "a session of the transaction has rows that were not flushed. Flush it first"
-            raise InvalidTxnStateError(f"cannot start committing: {said}, or call commit()")
-        self._begin_ending(flush=False)
-        if commit_protocols.submit_small(self.context) is None:
-            commit_protocols.start_large(self.context)
+        self._require_flushed()
+        begun = commit_protocols.begin_behind(self.context, self._rows, self._require_flushed)
+        if commit_protocols.submit_small(self.context, begun) is None:
+            commit_protocols.start_large(self.context, begins=begun[0] is True)
 
     @shielded
     def is_commit_complete(self) -> bool:
@@ -200,9 +199,11 @@ class Transaction(Closing):
         returns or raises. Small ones commit in the order of calls, large ones on a thread.
         """
         try:
-            self._begin_ending(flush=True)
-            found = commit_protocols.submit_small(self.context)
-            return found or self.context.instance.pool.submit(self._commit_large)
+            self.connection.require_open()
+            begun = commit_protocols.begin_behind(self.context, self._rows, self._flush_for_end)
+            found = commit_protocols.submit_small(self.context, begun)
+            pool = self.context.instance.pool
+            return found or submitted(pool, self._commit_large, begun[0] is True)
         except TxnkvError as error:
             future: Future[Timestamp] = Future()
             future.set_running_or_notify_cancel()
@@ -239,13 +240,11 @@ class Transaction(Closing):
             InvalidTxnStateError: it is committed.
         """
         self.connection.require_open()
-        self.context.require_process()
-        # Not from under a commit that flushes: it would commit the rest.
-        with self._gate, self.context.lock:
-            self._rows.discard()
-            for session in self.context.sessions:
-                session.discard()
-        self.abort_for(ROLLED_BACK)
+        context, sessions = self.context, self.context.sessions
+        commit_protocols.abort_behind(context, lambda: self.abort_for(ROLLED_BACK))
+        self._rows.discard()
+        for session in sessions:
+            session.discard()
 
     @shielded
     def close(self) -> None:
@@ -404,6 +403,9 @@ class Transaction(Closing):
         """Take a row into memory, without a session; what is not known at sight waits."""
         with (context := self.context).lock:
             rows = self._rows
+            if context.local.ending:
+                context.require_open(op)
+                context.local.require_more(op)
             few = self._own_session is None and rows.are_few
             if few and (own := context.rows_at_hand(op)) is not None:
                 writer = self.connection.writer(table, context.row.snapshot_ts)
@@ -420,7 +422,7 @@ class Transaction(Closing):
 
     def _offer(self, own: SmallWrites) -> None:
         """Have the next calls go straight to the rows, where nothing waits before them."""
-        if (local := self.context.local).hand is None and not self._rows.runs:
+        if (local := self.context.local).hand is None and not (self._rows.runs or local.ending):
             self._hand = local.hand = own
             own.offer(local.lock, self.context.row.deadline, self._rows.written)
             if self.context.sessions or not self.connection.is_open:  # or they come now
@@ -502,6 +504,8 @@ class Transaction(Closing):
         self.context.require_open(what)
         if self._rows.runs:
             self._write_rows()
+            if self._own_session is not None:
+                self._own_session.flush_for_commit()
         for session in [each for each in self.context.sessions if each.has_pending]:
             session.flush_for_commit()
 
@@ -511,37 +515,39 @@ class Transaction(Closing):
             self._heart = Heart(self.context.row)
             self.context.instance.coordinator.heartbeats.add(self._heart)
 
-    def _begin_ending(self, *, flush: bool) -> None:
-        self.connection.require_open()
-        (context := self.context).require_process()
-        # Who comes second finds nothing to flush, and all of it flushed.
-        with self._gate if context.sessions else context.lock:
-            (local := context.local).commit_called = True
-            if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
-                return
-            try:
-                if flush and self._rows.lone and not self._rows.give(context):
-                    self._session()
-                if flush and self._rows.runs:
-                    self._write_rows()
-                for session in context.sessions if flush else ():
-                    session.flush_for_commit()
-                if context.unsettled:
-                    context.settle()
-            except (TableNotFoundError, TopicNotFoundError) as error:
-                with suppress(InvalidTxnStateError):  # the rest is not committed without them
-                    self.abort_for(str(error))
-                raise
-            except InvalidTxnStateError:
-                context.look_open("commit")  # ended by another handle: the error that says why
-                raise
+    def _flush_for_end(self, gated: bool) -> None:
+        (context := self.context).local.commit_called = True
+        try:
+            if self._rows.lone and not self._rows.give(context):
+                self._session()
+            if self._rows.runs:
+                self._write_rows()
+            for session in context.sessions if gated else ():
+                session.end()  # its short cuts, too
+                session.flush_for_commit()
+            if context.unsettled:
+                context.settle()
+        except (TableNotFoundError, TopicNotFoundError) as error:
+            with suppress(InvalidTxnStateError):  # the rest is not committed without them
+                self.abort_for(str(error))
+            raise
+        except InvalidTxnStateError:
+            context.look_open("commit")  # ended by another handle: the error that says why
+            raise
+
+    def _require_flushed(self, gated: bool | None = None) -> None:
+        if self._rows or any(session.has_pending for session in self.context.sessions):
+            said = "a session of the transaction has rows that were not flushed. Flush it first"
+            raise InvalidTxnStateError(f"cannot start committing: {said}, or call commit()")
+        if gated is not None:
+            self._flush_for_end(gated)
 
     def _write_rows(self) -> None:
-        """Write the rows that wait; a session does what is more, and tells of what is refused."""
+        """Write the rows that wait; more than a few wait for a session to be flushed."""
         if self._own_session is None and self.context.local.at is Local.IN_MEMORY:
             self._write_few()
-        if self._rows.runs or self._own_session is not None:
-            self._session().flush_for_commit()
+        if self._rows.runs:
+            self._session()
 
     @brief  # else an interruption of a read ends it with the rows that it has taken
     def _write_few(self) -> None:
@@ -554,11 +560,6 @@ class Transaction(Closing):
                 for outcome in refused:
                     self._session().keep(outcome)
 
-    @property
-    def _gate(self) -> Any:
-        """Held while sessions are flushed for the end, so made where there are some."""
-        return self.context.ending or vars(self.context).setdefault("ending", new_rlock())
-
     def abort_for(self, reason: str) -> None:
         """Abort it, for a reason that whoever goes on to use it is told."""
         if not commit_protocols.abort_small(context := self.context, reason):
@@ -566,9 +567,9 @@ class Transaction(Closing):
         context.end(TxnState.ABORTED, reason)
         self._stop_heart()
 
-    def _commit_large(self) -> Timestamp:
+    def _commit_large(self, begins: bool) -> Timestamp:
         try:
-            return commit_protocols.commit_large(self.context)
+            return commit_protocols.commit_large(self.context, begins=begins)
         finally:
             if self.context.local.ended:
                 self._stop_heart()
@@ -586,9 +587,8 @@ class Transaction(Closing):
                 raise
 
     def _leave(self, error: BaseException) -> None:
-        """Roll back on the way out of an exception, but not a commit that is on its way."""
-        # A commit of which the wait alone has ended may still be flushing.
-        with self._gate, self.context.lock:
+        """Roll back on the way out of an error, but not a commit that flushes or is on its way."""
+        with self.context.local.new_gate(), self.context.lock:
             on_its_way = self.context.local.at in (Local.COMMITTING, Local.FINISHING)
         if not on_its_way and not self.context.local.ended:
             self._stop_heart()

@@ -56,6 +56,9 @@ class Flushable(Protocol):
     @property
     def flush_mode(self) -> str: ...
 
+    @property
+    def flushing(self) -> bool: ...
+
 
 class HeartOwner(Protocol):
     """A handle that is told when its transaction is stored, since heartbeats are needed then."""
