@@ -10,7 +10,7 @@
 
 /* Runs, each at least twice as long as the one behind it: so they are few, and a key is moved a
  * few times. */
-enum { RUNS = 40 };
+enum { RUNS = 40, MOST = 1000, MOST_EACH = 4 /* owners of keys */ };
 
 /* Ascending, of each key the upper half of its hash above its owner. */
 typedef struct {
@@ -124,17 +124,20 @@ static uint32_t lower_bound(const run_t *run, uint64_t key) {
 
 static void set_bit(uint8_t *bits, uint32_t i) { bits[i >> 3] |= (uint8_t)(1u << (i & 7)); }
 
-void key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
-                     uint8_t *out_keys) {
+uint32_t key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
+                         uint8_t *out_keys) {
+    uint64_t found = 0;
     for (uint32_t i = 0; i < keys->n; i++) {
         const uint64_t wanted = upper_half(hash_of(keys, i));
         for (uint32_t k = 0; k < owners->n; k++) {
             const run_t *run = owners->runs + k;
             for (uint32_t at = lower_bound(run, wanted); at < run->n; at++) {
                 if (upper_half(run->keys[at]) != wanted) break;
+                if (++found > MOST + MOST_EACH * (uint64_t)i) return 0;
                 set_bit(out, (uint32_t)run->keys[at]);
                 set_bit(out_keys, i);
             }
         }
     }
+    return 1;
 }

@@ -24,8 +24,9 @@ uint32_t key_owners_count(const key_owners_t *owners);
 status_t key_owners_add(key_owners_t *owners, const keys_t *keys, uint32_t owner);
 
 /* Sets the bits of those who may have one of the keys, and of those keys; `out` has a bit for each
- * owner, `out_keys` for each key. */
-void key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
-                     uint8_t *out_keys);
+ * owner, `out_keys` for each key. 0: most keys have so many owners that to name them all would take
+ * longer than to ask some; the bits say nothing then. */
+uint32_t key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t *out,
+                         uint8_t *out_keys);
 
 #endif

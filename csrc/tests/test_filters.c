@@ -53,7 +53,10 @@ void test_key_owners(void) {
         for (uint32_t i = 0; i < OWNERS; i++) {
             memset(bits, 0, bits_bytes(OWNERS));
             memset(found, 0, bits_bytes(2000));
-            key_owners_find(owners, keys + i, bits, found);
+            if (key_owners_find(owners, keys + i, bits, found) == 0) {
+                EXPECT(shape == KEYS_VARIABLE);
+                continue;
+            }
             EXPECT(keys[i].n == 0 || bits_get(bits, i) == 1);
             EXPECT(bits_count(found, 0, 2000) == keys[i].n);
             more += (uint32_t)bits_count(bits, 0, OWNERS);

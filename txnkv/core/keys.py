@@ -357,10 +357,13 @@ class KeyOwners:
         check(lib.key_owners_add(self._c, keys.c, owner), f"noting {keys.n} keys")
         self.n += keys.n
 
-    def find(self, keys: Keys, owners: int) -> tuple[Rows, Rows]:
-        """Those of so many owners who may have one of the keys, and the positions of those keys."""
+    def find(self, keys: Keys, owners: int) -> tuple[Rows, Rows] | None:
+        """Those of so many owners who may have one of the keys, and the positions of those keys.
+        None where most keys have many owners.
+        """
         bits, found = (pa.py_buffer(bytes((n + 7) // 8)) for n in (owners, keys.n))
-        lib.key_owners_find(self._c, keys.c, pointer(bits), pointer(found))
+        if not lib.key_owners_find(self._c, keys.c, pointer(bits), pointer(found)):
+            return None
         return Bitmap(owners, bits).positions(), Bitmap(keys.n, found).positions()
 
 

@@ -26,9 +26,10 @@ do, and the others find little left. Nothing rests on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ from txnkv.tables.tablets import (
     KIND,
     ROWS,
     TOMBSTONES,
+    Counts,
     Deletes,
     RowSetInfo,
     RowSetRetired,
@@ -56,8 +58,20 @@ from txnkv.tables.tablets import (
 _ROWS_AT_ONCE: Final = 1 << 18
 """So many delete stamps are gathered before they are put."""
 
-_KEYS_AT_ONCE: Final = 1 << 19
-"""Keys of small row sets that are looked for together, at most."""
+_SMALL_ROWS: Final = 1 << 16
+_SMALL_BYTES: Final = 8 << 20
+"""Row sets of less are looked for together."""
+
+_KEYS_AT_ONCE: Final = 16 << 20
+"""Bytes of keys that are looked for together, about."""
+
+_MANY: Final = 64
+"""Row sets in which keys are looked for one by one, at most; and `_NEAR` in any case, for what is
+written over and over is found there."""
+_NEAR: Final = 4
+
+_FEW: Final = 32
+"""One of so many keys is looked for on and on: to take it out would copy the others."""
 
 declare_fault_point("resolve.put", "some of a commit's delete stamps are durable")
 declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
@@ -167,7 +181,11 @@ _here: Final = _Here()
 
 
 class _Replaced(Exception):
-    """A row set that got deletes was replaced before they were noted."""
+    """A row set of a tablet that got deletes was replaced before they were noted."""
+
+    def __init__(self, tablet_id: int) -> None:
+        super().__init__(tablet_id)
+        self.tablet_id = tablet_id
 
 
 class Resolution:
@@ -204,29 +222,30 @@ class Resolution:
         return [id for id, infos in self._staged.items() if any(map(_replaces, infos))]
 
     def _finalize(self) -> dict[int, Exception]:
+        noted: dict[int, Counts] = {}
         while True:
             replacing = self._look()  # another thread may have done it when its turn came before
-            try:
-                noted, failed = self._resolve(replacing) if replacing else ({}, {})
+            left = [id for id in replacing if id not in noted]
+            try:  # a compaction, or another process that finalizes the same, may be quicker
+                failed = self._resolve(left, noted) if left else {}
                 for id in failed:
                     del self._staged[id]
                 self._note(noted)
                 return failed
-            except (RowSetRetired, _Replaced):
-                # A compaction, or another process that finalizes the same, was quicker.
-                for id in replacing:
-                    tablet = self._tables.tablet(id)
-                    if tablet is not None:
-                        tablet.reload()
+            except RowSetRetired:
+                continue
+            except _Replaced as error:
+                del noted[error.tablet_id]
 
-    def _note(self, noted: dict[int, tuple[int, int]]) -> None:
+    def _note(self, noted: Mapping[int, Counts]) -> None:
         """One change of the manifest, of all or of nothing."""
         with self._tables.store.status.write() as cur:
             if status_table.get(cur, self._row.txn_id).state is not TxnState.FINALIZE_IN_PROGRESS:
                 return  # another process has ended it
-            for id, (deleted, last) in noted.items():
-                if not manifest.set_deleted(cur, id, deleted, last):
-                    raise _Replaced
+            for tablet_id, counts in noted.items():
+                for id, (deleted, last) in counts.items():
+                    if not manifest.set_deleted(cur, id, deleted, last):
+                        raise _Replaced(tablet_id)
             tombstones = [
                 info.id
                 for infos in self._staged.values()
@@ -237,59 +256,66 @@ class Resolution:
                 manifest.retire(cur, tombstones, manifest.bump(cur))
             manifest.finalize(cur, self._row.txn_id, self._commit_ts, self._staged)
 
-    def _resolve(
-        self, tablet_ids: Sequence[int]
-    ) -> tuple[dict[int, tuple[int, int]], dict[int, Exception]]:
+    def _resolve(self, tablet_ids: Sequence[int], noted: dict[int, Counts]) -> dict[int, Exception]:
         """Put the delete stamps.
 
+        Args:
+            noted: takes what is counted, by tablet.
+
         Returns:
-            Rows deleted and highest stamp of each row set touched; errors by tablet.
+            Errors by tablet.
         """
-        noted: dict[int, tuple[int, int]] = {}
 
         def resolve(tablet: Tablet) -> None:
             if not settled:
                 require_settled(self._tables, tablet, before)
             tablet.state(self._commit_ts)  # all that committed before is known here
-            noted.update(self._put(tablet, tablet.reload()))
+            noted[tablet.id] = self._put(tablet, tablet.reload())
 
         before = Timestamp(self._commit_ts - 1)
         settled = settle(self._tables, tablet_ids, before)
         failed = self._tables.each(tablet_ids, "what a commit replaced", resolve)
         fault_point("resolve.resolved")
-        return noted, failed
+        return failed
 
-    def _put(self, tablet: Tablet, state: TabletState) -> dict[int, tuple[int, int]]:
+    def _put(self, tablet: Tablet, state: TabletState) -> Counts:
         # With its stamp a row set is what other readers of this process have it for.
         own = [
             replace(info, stamp=self._commit_ts, min_stamp=self._commit_ts)
             for info in self._staged[tablet.id]
         ]
-        noted: dict[int, tuple[int, int]] = {}
+        noted: Counts = {}
         dead: dict[int, list[pa.UInt32Array]] = {}
+        gathered = 0
 
         def put() -> None:
+            nonlocal gathered
             deletes: Deletes = {}
             for id, some in dead.items():
-                rows = pc.unique(pa.concat_arrays(some))
-                rows = rows.take(pc.sort_indices(rows))
+                every = pa.concat_arrays(some)  # some of them twice, in no order
+                bits = core.Bitmap.of(pc.max(every).as_py() + 1, every)
+                rows = bits.positions().to_arrow()
                 deletes[id] = rows, pa.repeat(pa.scalar(self._commit_ts, pa.uint64()), len(rows))
             dead.clear()
+            gathered = 0
             if deletes:
                 noted.update(put_deletes(tablet, deletes, lambda txn: None))
                 fault_point("resolve.put")
 
         def dies(id: int, rows: pa.UInt32Array) -> None:
+            nonlocal gathered
             if len(rows):
                 dead.setdefault(id, []).append(rows)
+                gathered += len(rows)
 
-        for start, run in _runs(own):
-            for keys in _replacing(tablet, run, dies):
-                _find(tablet, own[:start], keys, dies)
-                for id, (rows, _) in supersede(tablet, state, keys, self._commit_ts).items():
-                    dies(id, rows)
-                if sum(len(rows) for some in dead.values() for rows in some) >= _ROWS_AT_ONCE:
-                    put()
+        def look(earlier: Sequence[RowSetInfo], keys: core.Keys) -> None:
+            left = _find(tablet, earlier, keys, dies)
+            for id, (rows, _) in supersede(tablet, state, left, self._commit_ts).items():
+                dies(id, rows)
+            if gathered >= _ROWS_AT_ONCE:
+                put()
+
+        _look_for_all(tablet, own, look, dies)
         put()
         return noted
 
@@ -298,53 +324,97 @@ _Dies = Callable[[int, pa.UInt32Array], None]
 """Told of a row set, by its id, and of rows in it that something replaces; of some twice."""
 
 
-def _runs(infos: Sequence[RowSetInfo]) -> Iterator[tuple[int, Sequence[RowSetInfo]]]:
-    """Yield row sets that are looked for at once, and the number of the first: few large ones, or
-    many small ones, for each look asks all that are older.
+def _look_for_all(
+    tablet: Tablet,
+    own: Sequence[RowSetInfo],
+    look: Callable[[Sequence[RowSetInfo], core.Keys], None],
+    dies: _Dies,
+) -> None:
+    """Look for what own row sets replace: for the keys of a small one, above many that it meets,
+    together with those of others, for each look asks all these.
     """
-    start = rows = 0
-    for number, info in enumerate(infos):
-        if rows and rows + info.rows > _KEYS_AT_ONCE:
-            yield start, infos[start:number]
-            start, rows = number, 0
-        rows += info.rows
-    yield start, infos[start:]
+    run: list[tuple[RowSetInfo, core.Keys | None]] = []
+    size = 0
+    for number, info in enumerate(own):
+        keys, earlier = None, own[:number]
+        met = _met(info, earlier) if _replaces(info) else []
+        if len(met) > _MANY and info.rows <= _SMALL_ROWS and info.size <= _SMALL_BYTES:
+            every = core.Keys.concat(list(keys_of(tablet, info)))
+            keys = _find(tablet, earlier[-_NEAR:], every, dies)
+            size += keys.nbytes
+        elif _replaces(info):
+            for some in keys_of(tablet, info):
+                look(met if len(met) <= _MANY else earlier, some)
+        run.append((info, keys))
+        if size > _KEYS_AT_ONCE or number == len(own) - 1:
+            if (united := _united(tablet, run, dies)) is not None:
+                look(own[: number + 1 - len(run)], united)
+            run, size = [], 0
 
 
-def _replacing(tablet: Tablet, run: Sequence[RowSetInfo], dies: _Dies) -> Iterator[core.Keys]:
-    """Yield the keys that a run of row sets replaces; what they replace in each other dies."""
-    if len(run) > 1:
-        if (keys := _united(tablet, run, dies)) is not None:
-            yield keys
-    elif _replaces(run[0]):
-        yield from keys_of(tablet, run[0])
+def _met(info: RowSetInfo, earlier: Sequence[RowSetInfo]) -> list[RowSetInfo]:
+    """Those whose key ranges meet that of a row set; of many the first."""
+    low, high = info.min_key, info.max_key
+    return list(islice((each for each in earlier if each.overlaps(low, high)), _MANY + 1))
 
 
-def _united(tablet: Tablet, run: Sequence[RowSetInfo], dies: _Dies) -> core.Keys | None:
+def _united(
+    tablet: Tablet, run: Sequence[tuple[RowSetInfo, core.Keys | None]], dies: _Dies
+) -> core.Keys | None:
+    """Return the keys of a run of row sets; what they replace in each other dies."""
     if len(run) == 1:
-        return core.Keys.concat(list(keys_of(tablet, run[0]))) if _replaces(run[0]) else None
+        keys = run[0][1]
+        return keys if keys is not None and keys.n else None
     half = len(run) // 2
     later = _united(tablet, run[half:], dies)
     if later is not None:
-        _find(tablet, run[:half], later, dies)
+        _find(tablet, [info for info, _ in run[:half]], later, dies)
     earlier = _united(tablet, run[:half], dies)
     if earlier is None or later is None:
         return later if earlier is None else earlier
-    both = core.Keys.concat([earlier, later])
-    order = core.sort_keys(both)
-    if order is not None:
-        both = both.gather(order)
+    return _union(earlier, later)
+
+
+def _union(a: core.Keys, b: core.Keys) -> core.Keys:
+    if b.key(b.n - 1) < a.key(0):
+        a, b = b, a
+    both = core.Keys.concat([a, b])
+    if a.key(a.n - 1) < b.key(0):
+        return both
+    merger, order = core.Merger([a, b]), []
+    while not merger.done:
+        for source in merger.exhausted:
+            merger.finish(source)
+        sources, rows = merger.next(both.n)
+        order.append(pc.if_else(pc.equal(sources, 1), pc.add(rows, _u32(a.n)), rows))
+    both = both.gather(core.Rows.from_arrow(pa.concat_arrays(order)))
     doubles = core.mark_duplicates(both, None)
     return both.gather(doubles.zeros()) if doubles.count else both
 
 
-def _find(tablet: Tablet, infos: Sequence[RowSetInfo], keys: core.Keys, dies: _Dies) -> None:
-    """Find rows of own row sets that have these keys, which later ones replace."""
-    low, high = keys.key(0), keys.key(keys.n - 1)
-    for info in infos:
-        if info.kind == ROWS and info.overlaps(low, high):
-            with tablet.read() as pages:
-                dies(info.id, tablet.row_set(info).locate(pages, keys, None)[1])
+def _u32(number: int) -> pa.UInt32Scalar:
+    return pa.scalar(number, pa.uint32())
+
+
+def _find(tablet: Tablet, infos: Sequence[RowSetInfo], keys: core.Keys, dies: _Dies) -> core.Keys:
+    """Find rows of own row sets that have these keys, which later ones replace.
+
+    Returns:
+        The keys without most of those that these row sets replace as well: what is older is found
+        when their turn comes.
+    """
+    for info in reversed(infos):
+        if keys.n == 0:
+            break
+        if not info.overlaps(keys.key(0), keys.key(keys.n - 1)):
+            continue
+        with tablet.read() as pages:
+            positions, rows = tablet.row_set(info).locate(pages, keys, None)
+        if info.kind == ROWS:
+            dies(info.id, rows)
+        if _replaces(info) and len(positions) > keys.n // _FEW:
+            keys = keys.without(core.Rows.from_arrow(positions))
+    return keys
 
 
 def _in_order(infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:

@@ -89,7 +89,7 @@ class ReadView:
         state = tablet.state(self.snapshot)
         require_history(tables, tablet, self.snapshot)
         own = None if self.own is None else self.own.memory(tablet.id)
-        return TabletView.of(tablet, self.snapshot, state, own, staged)
+        return TabletView.of(tablet, self.snapshot, state, own, staged, sought=sought)
 
     def pinned(self, tables: Tables, tablets: Sequence[Tablet]) -> tuple[list[TabletView], Pins]:
         """Return the views of some tablets, by one manifest version, and the pins that keep that

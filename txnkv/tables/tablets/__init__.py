@@ -1,7 +1,7 @@
 """A tablet on disk and in memory: row sets, blocks and deletes, the manifest, the fence."""
 
 from txnkv.tables.tablets import manifest
-from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
+from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, KnownKeys, RowSetInfo, Scope
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.merging import (
     Source,
@@ -27,6 +27,7 @@ from txnkv.tables.tablets.row_set_format import (
     unpack_delta,
 )
 from txnkv.tables.tablets.row_set_writer import (
+    Counts,
     Deletes,
     EncodedRowSet,
     RowPart,
@@ -41,7 +42,6 @@ from txnkv.tables.tablets.row_set_writer import (
 from txnkv.tables.tablets.tablet import (
     EVERY_STAMP,
     InFlight,
-    KnownKeys,
     Step,
     Tablet,
     TabletState,

@@ -18,12 +18,13 @@ transaction of theirs, which also gives the manifest a new version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import apsw
 
+from txnkv import core
 from txnkv.coordinator import Timestamp, TxnState, jobs, one, payload, reach, status_table
 
 WRITING: Final = 0
@@ -337,14 +338,36 @@ def upto_now(cur: apsw.Cursor, txn_id: int) -> Upto:
     return Upto(sequence(cur), jobs.not_ended(cur, txn_id))
 
 
-class Sought(NamedTuple):
-    """Keys that are looked for: the lowest, the highest, and a function that tells of a row set, by
-    its id, that it is known to have none of them.
+class KnownKeys(NamedTuple):
+    """Some keys in row sets that are known, by their ids.
+
+    Attributes:
+        numbers: of the row sets; those below `below` are known.
+        may: numbers of those that may have one of the keys.
+        positions: of the keys that one of them may have.
     """
 
+    numbers: dict[int, int]
+    below: int
+    may: frozenset[int]
+    positions: core.Rows
+
+    def has(self, id: int) -> bool:
+        """A row set is known."""
+        return self.numbers.get(id, self.below) < self.below
+
+    def lacks(self, id: int) -> bool:
+        """A row set is known to have none of the keys."""
+        return self.has(id) and self.numbers[id] not in self.may
+
+
+class Sought(NamedTuple):
+    """Keys that are looked for, the lowest, the highest, and what is known of them."""
+
+    keys: core.Keys
     low: bytes
     high: bytes
-    lacks: Callable[[int], bool]
+    known: KnownKeys
 
 
 def staged(
@@ -372,7 +395,7 @@ def staged(
             f"AND r.state = ? AND (r.counts OR r.attempt = ?) {meet}ORDER BY r.staged_seq",
             asked,
         )
-        if sought is None or not sought.lacks(values[0])
+        if sought is None or not sought.known.lacks(values[0])
     ]
     return found if upto is None else [info for info in found if upto.has(info)]
 

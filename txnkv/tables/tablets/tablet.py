@@ -37,7 +37,7 @@ from txnkv.storage import EPOCH, GATE, READ_ID, CachedProperty, Store, brief, ne
 from txnkv.tables import table_history
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
-from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
+from txnkv.tables.tablets.manifest import TOMBSTONES, KnownKeys, RowSetInfo, Sought
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.row_set import FEW_KEYS, RowSet
 from txnkv.tables.tablets.tablet_files import Pages, TabletFiles
@@ -172,6 +172,7 @@ class TabletView:
         flight: the chunk that it is staging.
         unresolved: row sets that hide what is older by their keys, the newest first.
         settled: all other committed row sets that the snapshot sees, the newest first.
+        sought: keys that were looked for in its row sets before.
     """
 
     tablet: Tablet
@@ -182,6 +183,7 @@ class TabletView:
     flight: InFlight | None
     unresolved: tuple[RowSetInfo, ...]
     settled: tuple[RowSetInfo, ...]
+    sought: Sought | None = None
 
     @classmethod
     def of(
@@ -192,17 +194,20 @@ class TabletView:
         own: core.MemRowSet | None = None,
         staged: Sequence[RowSetInfo] = (),
         flight: InFlight | None = None,
+        sought: Sought | None = None,
     ) -> TabletView:
         """Sort the row sets by what they hide.
 
         Args:
             state: None for a writer that sees nothing of what is committed.
+            sought: of the own row sets these are those that may have these keys.
         """
         state = state or TabletState(0, snapshot, (), core.MemRowSet(tablet.codec.width))
         newest = sorted(staged, key=lambda info: (info.staged_seq, info.id), reverse=True)
         if own is not None and own.n == 0:
             own = None
-        return cls(tablet, snapshot, state, own, tuple(newest), flight, *state.seen_at(snapshot))
+        layers = own, tuple(newest), flight, *state.seen_at(snapshot)
+        return cls(tablet, snapshot, state, *layers, sought)
 
     @property
     def after(self) -> int:
@@ -226,7 +231,8 @@ class TabletView:
         """
         if not self.staged or keys.n == 0:
             return [], None
-        known = self.tablet.known_staged(keys)
+        known = self.sought.known if self.sought and self.sought.keys is keys else None
+        known = known or self.tablet.known_staged(keys)
         steps = [Step(info, hides=True) for info in self.staged if not known.lacks(info.id)]
         every = all(known.has(step.info.id) for step in steps)
         return steps, known.positions if every and known.positions.n < keys.n else None
@@ -259,29 +265,6 @@ _NOTED_ROWS: Final = 1 << 16
 _NOTED_KEYS: Final = 1 << 23
 
 
-class KnownKeys(NamedTuple):
-    """Some keys in row sets that are known, by their ids.
-
-    Attributes:
-        numbers: of the row sets; those below `below` are known.
-        may: numbers of those that may have one of the keys.
-        positions: of the keys that one of them may have.
-    """
-
-    numbers: dict[int, int]
-    below: int
-    may: frozenset[int]
-    positions: core.Rows
-
-    def has(self, id: int) -> bool:
-        """A row set is known."""
-        return self.numbers.get(id, self.below) < self.below
-
-    def lacks(self, id: int) -> bool:
-        """A row set is known to have none of the keys."""
-        return self.has(id) and self.numbers[id] not in self.may
-
-
 class _StagedKeys:
     """The keys of small row sets that are staged, as far as they were looked into; about 8 bytes
     each, up to `_NOTED_KEYS`. Shared by threads.
@@ -312,9 +295,12 @@ class _StagedKeys:
     def look(self, keys: core.Keys) -> KnownKeys:
         """Look for some keys."""
         with self._lock:
-            owners, positions = self._owners.find(keys, len(self._numbers))
-            may = frozenset(owners.to_arrow().to_pylist())
-            return KnownKeys(self._numbers, len(self._numbers), may, positions)
+            below = len(self._numbers)
+            found = self._owners.find(keys, below)
+            if found is None:
+                return KnownKeys({}, 0, frozenset(), core.Rows.range(keys.n))
+            may = frozenset(found[0].to_arrow().to_pylist())
+            return KnownKeys(self._numbers, below, may, found[1])
 
     def forget(self, ids: Collection[int]) -> None:
         """Forget row sets that are not staged any more; the rest too, where little is left."""
@@ -415,13 +401,13 @@ class Tablet(TabletFiles):
             found.adopt(info)
         return found
 
-    def sought(self, keys: core.Keys) -> manifest.Sought:
+    def sought(self, keys: core.Keys) -> Sought:
         """Keys (at least one; more than `FEW_KEYS` ascending) to look for in own row sets."""
         ends = keys.key(0), keys.key(keys.n - 1)
         if keys.n <= FEW_KEYS:
             few = [keys.key(i) for i in range(keys.n)]
             ends = min(few), max(few)
-        return manifest.Sought(*ends, self.known_staged(keys).lacks)
+        return Sought(keys, *ends, self.known_staged(keys))
 
     def that_may_have(self, keys: core.Keys, infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:
         """Those of some row sets that may have one of the keys."""

@@ -193,7 +193,8 @@ def evaluate(
                 staged = manifest.staged(cur, view.txn_id, tablet.id, sought=sought.get(tablet.id))
         own = None if view.own is None else view.own.memory(tablet.id)
         state = tablet.state(view.snapshot)
-        return TabletView.of(tablet, view.snapshot, state, own, staged)
+        asked = sought.get(tablet.id)
+        return TabletView.of(tablet, view.snapshot, state, own, staged, sought=asked)
 
     return decide(parts, see, op, outcome, view.reads, tables.indexes(table))
 

@@ -301,7 +301,8 @@ def _look_around(
     def see(tablet: Tablet) -> TabletView:
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         state = None if scope.alone else tablet.state(snapshot)
-        return TabletView.of(tablet, snapshot, state, None, own[tablet.id], over.get(tablet.id))
+        layers = None, own[tablet.id], over.get(tablet.id), sought.get(tablet.id)
+        return TabletView.of(tablet, snapshot, state, *layers)
 
     return see, checked
 
