@@ -17,6 +17,8 @@ import txnkv
 from tests import internals
 from tests.threads import at_once, committed, held, shared, still_waits
 from txnkv.storage.faults import arm, disarm
+from txnkv.tables.tablets import TabletView
+from txnkv.transaction import commit_protocols
 from txnkv.transaction.context import TxnContext
 
 
@@ -467,3 +469,102 @@ def test_what_is_taken_is_committed_and_nothing_else(
             for each in workers:
                 each.result(60)
     assert committed(table, topic) == (sorted(taken[0]), sorted(taken[1]))
+
+
+# -- beside its end --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["get", "get_many", "scan", "update"])
+def test_who_looks_while_another_thread_commits_sees_the_rows(
+    client: txnkv.Client, table: txnkv.Table, what: str
+) -> None:
+    """Staged rows had the stamp of the commit, once a reader of the table had learned of it."""
+    txn = shared(client, "large")
+    txn.upsert(table, (1, "a"))
+    txn.flush()
+    asks: dict[str, Callable[[], Any]] = {
+        "get": lambda: txn.get(table, 1),
+        "get_many": lambda: txn.get_many(table, [1]).to_pylist()[0],
+        "scan": lambda: txn.scan(table).to_arrow().to_pylist()[0],
+        "update": lambda: txn.write(table, pa.table({"id": [1], "v": ["b"]}), "update").updated,
+    }
+    with held(TabletView, "of") as look, ThreadPoolExecutor(1) as threads:
+        found = threads.submit(asks[what])
+        assert look.there.wait(60)
+        txn.commit()
+        assert table.get(1) == {"id": 1, "v": "a"}
+        look.go_on.set()
+        if what == "update":
+            with pytest.raises(txnkv.InvalidTxnStateError):
+                found.result(60)
+        else:
+            assert found.result(60) == {"id": 1, "v": "a"}
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("what", ["get_many", "scan"])
+def test_who_looks_behind_its_end_is_refused(
+    client: txnkv.Client, table: txnkv.Table, what: str, end: str
+) -> None:
+    txn = shared(client, "small")
+    txn.upsert(table, (1, "a"))
+    with held(TxnContext, "view") as look, ThreadPoolExecutor(1) as threads:
+        args = [[1]] if what == "get_many" else []
+        found = threads.submit(lambda: list(getattr(txn, what)(table, *args)))
+        assert look.there.wait(60)
+        getattr(txn, end)()
+        look.go_on.set()
+        with pytest.raises(txnkv.InvalidTxnStateError, match="cannot read"):
+            found.result(60)
+
+
+def test_a_rollback_behind_commit_async_finds_it_committed(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic
+) -> None:
+    """A large one was rolled back before the thread came to it, and the future raised."""
+    txn = shared(client, "large")
+    txn.upsert(table, (1, "a"))
+    with held(commit_protocols, "commit_large") as commit, ThreadPoolExecutor(1) as threads:
+        future = txn.commit_async()
+        back = threads.submit(txn.rollback)
+        still_waits(back)
+        commit.go_on.set()
+        assert future.result(60) > txn.snapshot
+        with pytest.raises(txnkv.InvalidTxnStateError, match="is COMMITTED"):
+            back.result(60)
+    assert committed(table, topic) == ([1], [])
+
+
+@pytest.mark.parametrize("end", ["commit", "start_commit"])
+def test_what_comes_between_two_commits_is_in_the_one_that_goes_on(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    topic: txnkv.Topic,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    """The first failed, and the second took no row that was added since."""
+    txn, orchestrator = shared(client, "large"), internals.coordinator(client).orchestrator
+    txn.upsert(table, (1, "a"))
+
+    def fail(txn_id: int) -> Any:
+        monkeypatch.undo()
+        raise txnkv.UnavailableError("no disk")
+
+    with held(commit_protocols, "_start_large") as first, ThreadPoolExecutor(1) as threads:
+        refused = txn.commit_async()
+        assert first.there.wait(60)
+        with held(commit_protocols, "_start_large") as second:
+            other = threads.submit(getattr(txn, end))
+            assert second.there.wait(60)
+            monkeypatch.setattr(orchestrator, "start_commit", fail)
+            first.go_on.set()
+            with pytest.raises(txnkv.UnavailableError):
+                refused.result(60)
+            txn.upsert(table, (2, "b"))
+            if end == "start_commit":
+                txn.flush()
+            second.go_on.set()
+            other.result(60)
+    txn.commit()
+    assert committed(table, topic) == ([1, 2], [])

@@ -276,7 +276,7 @@ def _commit_small(context: TxnContext) -> bool:
         return make_sure(context) is TxnState.COMMITTED
 
     try:
-        return not isinstance(commit_small(context, begin_commit(context)), bool)
+        return commit_small(context, begin_commit(context)) is not None
     except CommitOutcomeUnknownError as error:
         _ask(error, committed)
         return True

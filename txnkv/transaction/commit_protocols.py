@@ -16,7 +16,7 @@ The commit of a large one is driven to its end also when the disk fails on the w
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -45,7 +45,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import clock, is_calm, lengthy
+from txnkv.storage import clock, is_calm, lengthy, submitted
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
@@ -56,9 +56,9 @@ from txnkv.transaction.uncommitted import Flushable
 
 # -- small transactions ----------------------------------------------------------------
 
-Begun: TypeAlias = tuple[Attempt | bool, SmallCommit | None]
-"""A commit that is on its way, and what the commit log is to be given where it begins. In place of
-an attempt, of a transaction that is stored and goes the long way: whether it begins.
+Begun: TypeAlias = tuple[Attempt | None, SmallCommit | None]
+"""A commit that is on its way, and what the commit log is to be given where it begins. None in
+place of an attempt: of a transaction that is stored, and goes the long way.
 """
 
 _FEW: Final = 500
@@ -89,12 +89,12 @@ def flushes_soon(session: Flushable) -> bool:
     return quick and session.waiting() <= _FEW
 
 
-def commit_small(context: TxnContext, begun: Begun) -> Timestamp | bool:
+def commit_small(context: TxnContext, begun: Begun) -> Timestamp | None:
     """Commit what was in memory, or wait for the commit that is on its way, as `begin` gave it.
 
     Returns:
-        The commit timestamp, the snapshot when nothing was written; of a transaction that is
-        stored, and goes the long way, whether its commit begins.
+        The commit timestamp, the snapshot when nothing was written; None when the transaction is
+        stored, and goes the long way.
 
     Raises:
         TransactionConflictError, TransactionTimedOutError: it is aborted.
@@ -103,8 +103,8 @@ def commit_small(context: TxnContext, begun: Begun) -> Timestamp | bool:
         CommitOutcomeUnknownError: the disk failed at the commit point.
     """
     attempt, commit = begun
-    if isinstance(attempt, bool):
-        return attempt
+    if attempt is None:
+        return None
     if commit is not None:
         _drive(context, attempt, commit)
     if attempt.stamp is not None:
@@ -120,10 +120,19 @@ def _result(attempt: Attempt) -> Timestamp:
     return attempt.result()
 
 
+def submit(context: TxnContext, begun: Begun, large: Callable[[], Timestamp]) -> Future[Timestamp]:
+    """Commit without waiting; `large` commits a stored one."""
+    found = submit_small(context, begun)
+    if found is None:
+        found = submitted(context.instance.pool, large)
+        context.local.going = found
+    return found
+
+
 def submit_small(context: TxnContext, begun: Begun) -> Future[Timestamp] | None:
     """`commit_small` without waiting: any number may be on their way at once."""
     attempt, commit = begun
-    if isinstance(attempt, bool):
+    if attempt is None:
         return None
     with context.lock:
         future = attempt.future()
@@ -172,7 +181,9 @@ def abort_behind(context: TxnContext, abort: Callable[[], None]) -> None:
     What waits is to be forgotten then, not before: another commit would do without that.
     """
     context.require_process()
-    (local := context.local).ending = "rolled back"
+    if (going := (local := context.local).going) is not None:
+        wait([going])  # or it would be told that it is committed, and then be aborted
+    local.ending = "rolled back"
     local.withdraw()
     with local.new_gate():
         local.ending = "rolled back"  # another may have failed
@@ -200,9 +211,8 @@ def begin(context: TxnContext) -> Begun:
         if local.at is Local.STORED:
             context.ensure_large("commit")
             local.move(Local.FINISHING)
-            return True, None
         if local.stored:
-            return False, None
+            return None, None
         if local.attempt is not None:
             return local.attempt, None
         if local.at is Local.IN_MEMORY:
@@ -468,11 +478,12 @@ def abort_small(context: TxnContext, reason: str) -> bool:
 # -- large transactions ----------------------------------------------------------------
 
 
-def commit_large(context: TxnContext, *, begins: bool) -> Timestamp:
+def commit_large(context: TxnContext) -> Timestamp | None:
     """Commit a stored transaction, or help one whose commit has begun to its end.
 
     Returns:
-        Its commit timestamp, the snapshot when nothing was written.
+        Its commit timestamp, the snapshot when nothing was written; None: another
+        thread's commit, which had begun, has failed, and it is open again.
 
     Raises:
         RowErrors: workers staged the same key. The transaction stays OPEN.
@@ -482,7 +493,8 @@ def commit_large(context: TxnContext, *, begins: bool) -> Timestamp:
         CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
     """
     try:
-        row = _start_large(context, begins)
+        if (row := _start_large(context)) is None:
+            return None
         if row.state is not TxnState.COMMITTED:
             row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
     except (StorageFullError, UnavailableError) as error:
@@ -497,19 +509,24 @@ def commit_large(context: TxnContext, *, begins: bool) -> Timestamp:
     return context.snapshot if row.commit_ts is None else row.commit_ts
 
 
-def start_large(context: TxnContext, *, begins: bool) -> None:
-    """Begin to commit a stored transaction; a thread of the library drives it to its end.
+def start(context: TxnContext, begun: Begun) -> bool:
+    """Begin to commit; a thread of the library goes on to its end. False: the commit that had begun
+    has failed, and it is open again.
 
     Raises:
         RowErrors: workers staged the same key. The transaction stays OPEN.
         InvalidTxnStateError: it was aborted, or a job still runs under it.
     """
+    if submit_small(context, begun) is not None:
+        return True
     try:
-        _start_large(context, begins)
+        started = _start_large(context) is not None
     except BaseException:
         _withdraw_reads(context)
         raise
-    context.instance.pool.submit(_finish_in_background, context)
+    if started:
+        context.instance.pool.submit(_finish_in_background, context)
+    return started
 
 
 def abort_by_hand(instance: Instance, txn_id: int) -> None:
@@ -527,14 +544,19 @@ def abort_by_hand(instance: Instance, txn_id: int) -> None:
             raise
 
 
-def _start_large(context: TxnContext, begins: bool) -> TxnRow:
+def _start_large(context: TxnContext) -> TxnRow | None:
     local = context.local
+    with context.lock:
+        if local.at is Local.STORED:
+            return None  # what was added since is to be flushed
+        local.starting += 1
     _offer_reads(context)
     try:
         return context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
     except BaseException:
         with context.lock:
-            if begins and local.at is Local.FINISHING:
+            local.starting -= 1
+            if local.at is Local.FINISHING and not local.starting:
                 local.move(Local.STORED)  # or whatever status.db says
         raise
 

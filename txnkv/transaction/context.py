@@ -241,9 +241,10 @@ class TxnContext:
         return self.instance.engine.at(table, self.row.snapshot_ts)
 
     def view(self) -> ReadView:
-        """The snapshot and the transaction's own writes, in memory and staged."""
+        """The snapshot and the own writes, in memory and staged; raises as `require_open`."""
         snapshot = self._fixed_snapshot()
         with self.lock:  # what moves from memory to disk is in one of them
+            self.require_open("read")  # ended meanwhile, it has nothing in memory
             own = None if self._own is None else self._own.shown
             return ReadView(snapshot, self.row.txn_id if self.stored else None, own, self.reads)
 

@@ -187,6 +187,8 @@ class LocalState:
         gate: held by whoever flushes sessions for the end, or rolls back; made by the first.
         is_over: it has ended, and its owner knows: by a commit, or a rollback.
         attempt: the commit that is on its way.
+        starting: the number of threads that begin a large one in status.db, or have.
+        going: that of a large one, where a thread of the library is at it, or was.
         unsure_since: before the attempt began that broke off.
         commit_ts: of a small one that committed.
         reason, error: why it was aborted, and the name of a class of errors.
@@ -197,6 +199,8 @@ class LocalState:
     ending = ""
     gate: threading.RLock | None = None
     attempt: Attempt | None = None
+    starting = 0
+    going: Future[Timestamp] | None = None
     unsure_since = _NEVER
     commit_ts: Timestamp | None = None
     reason: str | None = None

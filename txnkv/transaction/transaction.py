@@ -20,7 +20,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage import brief, lengthy, shielded, shielded_unless, submitted
+from txnkv.storage import brief, lengthy, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine, TableInfo, lookup
 from txnkv.tables import operations as ops
 from txnkv.transaction import commit_protocols
@@ -163,7 +163,7 @@ class Transaction(Closing):
         self.connection.require_open()
         behind = self.context, self._rows, self._flush_for_end
         found = commit_protocols.commit_small(self.context, commit_protocols.begin_behind(*behind))
-        return lengthy(self._commit_large)(found) if isinstance(found, bool) else found
+        return lengthy(self._commit_large)() if found is None else found
 
     @shielded
     def start_commit(self) -> None:
@@ -175,8 +175,8 @@ class Transaction(Closing):
         self.connection.require_open()
         self._require_flushed()
         begun = commit_protocols.begin_behind(self.context, self._rows, self._require_flushed)
-        if commit_protocols.submit_small(self.context, begun) is None:
-            commit_protocols.start_large(self.context, begins=begun[0] is True)
+        if not commit_protocols.start(self.context, begun):
+            self.start_commit()
 
     @shielded
     def is_commit_complete(self) -> bool:
@@ -201,9 +201,7 @@ class Transaction(Closing):
         try:
             self.connection.require_open()
             begun = commit_protocols.begin_behind(self.context, self._rows, self._flush_for_end)
-            found = commit_protocols.submit_small(self.context, begun)
-            pool = self.context.instance.pool
-            return found or submitted(pool, self._commit_large, begun[0] is True)
+            return commit_protocols.submit(self.context, begun, self._commit_large)
         except TxnkvError as error:
             future: Future[Timestamp] = Future()
             future.set_running_or_notify_cancel()
@@ -567,12 +565,13 @@ class Transaction(Closing):
         context.end(TxnState.ABORTED, reason)
         self._stop_heart()
 
-    def _commit_large(self, begins: bool) -> Timestamp:
+    def _commit_large(self) -> Timestamp:
         try:
-            return commit_protocols.commit_large(self.context, begins=begins)
+            found = commit_protocols.commit_large(self.context)
         finally:
             if self.context.local.ended:
                 self._stop_heart()
+        return self.commit() if found is None else found
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._joined:

@@ -546,7 +546,7 @@ class _Search:
         with self._tablet.read(once=self._is_large(info)) as pages:
             self._tablet.note_staged(row_set, pages)
             if info.kind != TOMBSTONES:
-                for positions, columns, stamps in self._rows(pages, row_set, step.before):
+                for positions, columns, stamps in self._rows(pages, step, row_set):
                     yield self._found(positions, columns, stamps, own)
                     done.append(positions)
             if step.hides and (info.kind == TOMBSTONES or info.deleted):
@@ -555,9 +555,10 @@ class _Search:
             self._decided(pa.concat_arrays(done))
 
     def _rows(
-        self, pages: Pages, row_set: RowSet, before: int
+        self, pages: Pages, step: Step, row_set: RowSet
     ) -> Iterator[tuple[pa.UInt32Array, list[pa.Array], pa.UInt64Array | None]]:
-        snapshot = self._view.snapshot
+        before, own = step.before, step.info.stamp is None
+        snapshot = None if own else self._view.snapshot  # its own also when it commits meanwhile
         if not (before or self._stamps or self._names):
             positions = row_set.common(pages, self._keys, snapshot)
             if len(positions):

@@ -90,7 +90,9 @@ class Published:
         assert pages is not None, "row sets are read in pages"
         row_set = self._tablet.row_set(step.info)
         self._row_sets.append(row_set)
-        return core.LayerStep(layer(self._tablet, row_set, pages), step.before, step.hides)
+        # What is staged is seen, also when it is committed meanwhile.
+        info = step.info if step.info.stamp is None else row_set.info
+        return core.LayerStep(layer(self._tablet, row_set, info, pages), step.before, step.hides)
 
     def put(self, tables: Tables, tablet: Tablet, epoch: int) -> None:
         """Let keys be looked for in these layers without the way here, as long as the epoch is."""
@@ -122,10 +124,9 @@ class Published:
         return load
 
 
-def layer(tablet: Tablet, row_set: RowSet, pages: Pages) -> core.LayerRowSet:
+def layer(tablet: Tablet, row_set: RowSet, info: RowSetInfo, pages: Pages) -> core.LayerRowSet:
     """Return a row set with the blocks that are known to be in this map."""
     row_set.require_there(pages)
-    info = row_set.info
     known: tuple[Map | None, RowSetInfo, core.LayerRowSet] | None = row_set.layer
     blocks: dict[int, core.LayerBlock] = {}
     if known is not None and known[0] is pages.map:

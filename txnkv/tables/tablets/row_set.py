@@ -414,9 +414,9 @@ class RowSet(RowSetBlocks):
     # -- many keys ---------------------------------------------------------------------
 
     def find_many(
-        self, pages: Pages, probes: core.Keys, snapshot: int
+        self, pages: Pages, probes: core.Keys, snapshot: int | None
     ) -> Iterator[tuple[int, int, pa.UInt32Array]]:
-        """Find those of `probes` (strictly ascending) that a snapshot sees here.
+        """Find those of `probes` (strictly ascending) that a snapshot sees here; None: all.
 
         Yields:
             Block number, position of the first probe, and for it and those behind it the
@@ -473,11 +473,11 @@ class RowSet(RowSetBlocks):
         return _joined(found), _joined(numbers)
 
     def _seen_matches(
-        self, pages: Pages, number: int, some: core.Keys, snapshot: int | pa.UInt64Array
+        self, pages: Pages, number: int, some: core.Keys, snapshot: int | pa.UInt64Array | None
     ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
         """Positions of `some` and rows of a block that have the same key and are seen."""
         positions, rows = self.matches(pages, number, some)
-        if len(rows) == 0 or self.info.stamp is None:
+        if len(rows) == 0 or snapshot is None or self.info.stamp is None:
             return positions, rows
         if isinstance(snapshot, int):
             seen = self.seen(pages, number, snapshot)
