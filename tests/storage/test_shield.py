@@ -7,15 +7,18 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from tests.threads import still_waits
 from txnkv.core import Handlers
 from txnkv.storage import threads
 from txnkv.storage.threads import (
+    TaskThread,
     brief,
     go_on,
     is_exposed,
@@ -427,3 +430,23 @@ def test_put_off_takes_a_call() -> None:
             handlers.put_off(*wrong)
         with pytest.raises(TypeError):
             handlers.let(*wrong)
+
+
+def test_who_closes_waits_for_what_another_thread_took_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task held the thread while it was closed: what came behind was not waited for."""
+    monkeypatch.setattr(threads, "_HELD", 600.0)
+    tasks, first, second = TaskThread("tasks"), threading.Event(), threading.Event()
+    begun = threading.Event()
+    tasks.hand(first.wait)
+    tasks.hand(lambda: (begun.set(), second.wait()))
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(tasks.close)
+        still_waits(closing)
+        tasks._replace()  # as after that time
+        assert begun.wait(60)
+        first.set()
+        still_waits(closing)
+        second.set()
+        closing.result(60)

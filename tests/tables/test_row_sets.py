@@ -124,7 +124,7 @@ class Made:
     def found(self, pages: Pages, probes: core.Keys, snapshot: int) -> list[object]:
         """The value of each key's row, one by one."""
         tablet, row_set = self.tablet, self.row_set
-        layer = point.layer(tablet, row_set, pages)
+        layer = point.layer(tablet, row_set, row_set.info, pages)
         memory = core.MemRowSet(tablet.codec.width)
         layers = core.Layers(tablet.layout, tablet.fills, memory, 0, [core.LayerStep(layer)])
 

@@ -31,8 +31,7 @@ brief call that writes would have to wait for others that do, it gives up, and i
 shielded one (`shielded_unless`). What else of it may take long is **lengthy**: a shielded call of
 its own. It is handed over in any case, so that it is done to its end; then handlers run again. An
 exception comes out of the wait for it as any error does, and the caller holds nothing that the call
-needs. Where the system gives no thread for it, it is done right there, for others may wait for what
-was begun.
+needs. Where the system gives no thread for it, it is done right there: others may wait for it.
 
 What is as quick as that itself is not shielded: it keeps to memory, or holds what it holds in
 `with` blocks over locks and transactions made in C, which the interpreter enters and leaves in one
@@ -293,10 +292,11 @@ class TaskThread:
     def close(self) -> None:
         """Wait until what it was given is done, but by this thread."""
         self.leave()
-        if self._pool is not None:
-            self._pool.shutdown()
-        for ident, pool in list(self._held.items()):
-            if ident != _here():
+        begun = threading.Event()
+        if self._pool is not None and self.hand(begun.set):
+            begun.wait()  # another thread may have taken the place by then
+        for ident, pool in {0: self._pool, **self._held}.items():
+            if pool is not None and ident != _here():
                 pool.shutdown()
 
     def _watch(self) -> None:
