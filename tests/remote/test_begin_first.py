@@ -4,13 +4,16 @@ its threads give it while one of them asks goes there once.
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from types import SimpleNamespace
@@ -19,6 +22,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests.threads import committed, held, shared
 from txnkv.remote import channel
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.server import Limits, Server
@@ -368,3 +372,62 @@ def test_heartbeats_revive_what_is_shared_while_others_share(
     finally:
         sys.setprofile(None)
     assert set(first) <= set(revived)
+
+
+def test_a_row_that_comes_behind_the_commit_is_refused_to_who_gave_it(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], until: Any
+) -> None:
+    """The request of another thread took it along, which was told, and who gave it was not."""
+    client = remote()
+    txn, table = client.new_transaction(), client.table("t")
+    txn.upsert(table, (1, "a"))
+    txn.commit()
+    with held(RemoteSession, "flush") as flush, ThreadPoolExecutor(1) as threads:
+        adding = threads.submit(txn.upsert, table, (2, "late"))
+        until(lambda: flush.there.is_set() or adding.done())
+        flush.there.set()
+        with suppress(txnkv.InvalidTxnStateError):
+            txn.flush()
+        flush.go_on.set()
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            adding.result(60)
+    assert store.table("t").count() == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_threads_give_it_beside_the_commit_is_taken_or_refused(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], seed: int
+) -> None:
+    """Some write, send, read and flush; one ends it in the midst of that."""
+    client, chance = remote(), random.Random(seed)
+    table, topic = client.table("t"), client.topic("events")
+    taken, given = [list[int](), list[int]()], itertools.count()
+    for round_ in range(16):
+        txn = client.new_transaction(timeout=None) if round_ % 3 else shared(client, "large")
+
+        def work(seed: int, of: Any = txn) -> None:
+            dice = random.Random(seed)
+            with suppress(txnkv.InvalidTxnStateError):
+                session = of.new_session()
+                for id in islice(given, 60):
+                    by, kind = dice.choice([of, session]), dice.randrange(2)
+                    by.upsert(table, (id, "a")) if kind == 0 else by.send(topic, b"%d" % id)
+                    taken[kind].append(id)
+                    what = dice.random()
+                    if what < 0.15:
+                        assert of.get(table, id) or kind
+                    elif what < 0.25:
+                        by.flush()
+
+        with ThreadPoolExecutor(3) as threads:
+            workers = [threads.submit(work, chance.random()) for _ in range(3)]
+            wait = sum(map(len, taken)) + chance.choice([0, 1, 5, 40])
+            while sum(map(len, taken)) < wait and not all(each.done() for each in workers):
+                pass
+            txn.commit() if round_ % 2 else txn.commit_async().result(60)
+            for each in workers:
+                each.result(60)
+    assert committed(store.table("t"), store.topic("events")) == (
+        sorted(taken[0]),
+        sorted(taken[1]),
+    )

@@ -195,10 +195,16 @@ class RemoteSession(RemoteHandle, Session):
                 self._room.take(())
             values = self._changes.add_row(found, op, row)
             self._room.take(values)
+            self._refuse_over()
         self._after_call()
 
+    def _refuse_over(self) -> None:
+        """Have the server say why it takes no more, before another thread's request is told so."""
+        if self._txn is not None and self._txn.over:
+            self._request(Call(self.twin, self, "flush"))
+
     def _after_call(self) -> None:
-        if self._mode == "auto_sync" or (self._txn is not None and self._txn.over):
+        if self._mode == "auto_sync":
             self.flush()
             return
         if self._changes.size > _REQUEST_BYTES:
@@ -280,6 +286,7 @@ class RemoteSession(RemoteHandle, Session):
             self._require_open("send")  # as with rows
             self._room.take(row)
             self._changes.add_message(to, list(row))
+            self._refuse_over()
         self._after_call()
 
     def _acknowledge(self, subscription: Any, message: Any, *, cumulative: bool) -> None:
