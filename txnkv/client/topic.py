@@ -218,12 +218,11 @@ class Topic(Closing):
         """
         self._connection.require_writable()
         subscriptions = self._engine().subscriptions
-        known = {info.name: info for info in subscriptions.of_topic(self.info)}
-        found = known.get(name)
+        found = subscriptions.find(self.info, name)
         if (found is None or not subscriptions.drop(found)) and not missing_ok:
             raise TopicNotFoundError(
                 f"topic {self.name!r} has no subscription {name!r} to drop; it has: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(self.subscriptions()) or 'none'}"
             )
 
     # -- writing -----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.topics.subscriptions.subscription_tools import (
     send,
     take,
 )
+from txnkv.topics import subscription_catalog
 from txnkv.topics.delivery import redelivery
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
@@ -168,6 +169,19 @@ def test_dropping_a_topic_aborts_who_acknowledged_its_messages(
         txn.commit()
     assert txn.state is txnkv.TxnState.ABORTED
     assert table.count() == 0
+
+
+def test_dropping_a_subscription_reads_no_other(
+    topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        topic.subscribe(name).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription_catalog, "of_topic", None)
+        topic.drop_subscription("a")
+        topic.drop_subscription("a", missing_ok=True)
+    with pytest.raises(txnkv.TopicNotFoundError, match="no subscription 'a' to drop; it has: b"):
+        topic.drop_subscription("a")
 
 
 def test_a_closed_consumer_is_refused(client: txnkv.Client, topic: txnkv.Topic) -> None:

@@ -165,6 +165,11 @@ class Subscriptions:
         with self._store.status.read() as cur:
             return subscription_catalog.of_topic(cur, topic)
 
+    def find(self, topic: TopicInfo, name: str) -> SubscriptionInfo | None:
+        """The subscription of this name, if the topic has one."""
+        with self._store.status.read() as cur:
+            return subscription_catalog.find(cur, topic, name)
+
     def require(self, info: SubscriptionInfo) -> None:
         """Refuse a subscription that was dropped.
 
