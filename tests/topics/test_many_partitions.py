@@ -13,7 +13,7 @@ from tests import internals
 from tests.topics.reading_tools import partition_of
 from tools.topic_writers import abort, begin, commit, send
 from txnkv.storage import lmdb_open
-from txnkv.topics.read import log_view, offset_reader
+from txnkv.topics.read import commit_reader, log_view, offset_reader
 
 MANY = 60
 
@@ -34,6 +34,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count("looks", offset_reader, "glance_at")
     count("lengthy looks", offset_reader, "look_at")
+    count("looks by commit", commit_reader, "look_at")
     count("opened", lmdb_open, "_open_env")
     return looked
 
@@ -86,6 +87,78 @@ def test_what_is_decided_later_is_seen(client: txnkv.Client, order: Any, buffer:
     commit(client, second)
     assert [message.value for message in consumer.poll(timeout=0)] == [b"b"]
     assert consumer.poll(timeout=0) == consumer.poll(timeout=0) == []
+
+
+KINDS = [
+    *(("offset", kind) for kind in ("exclusive", "failover", "shared", "key_shared")),
+    ("commit", "exclusive"),
+]
+
+
+@pytest.mark.parametrize(("order", "kind"), KINDS)
+def test_a_receive_looks_where_something_is_new(
+    client: txnkv.Client, topic: txnkv.Topic, looked: Counter[str], order: Any, kind: Any
+) -> None:
+    subscription = topic.subscribe("s", type=kind, order=order)
+
+    def received() -> list[int]:
+        found = []
+        while some := subscription.receive_many(10, timeout=0):
+            found += some
+            subscription.ack(some)
+        return sorted(message.partition for message in found)
+
+    send_to(client, topic, *range(MANY))
+    assert received() == [*range(MANY)]
+    looked.clear()
+    assert received() == []
+    assert looked.total() == 0
+    send_to(client, topic, 7, 12)
+    assert received() == [7, 12]
+    assert 0 < looked.total() <= 12, "and not all of them"
+
+
+def test_a_serializable_poll_looks_where_something_is_new(
+    client: txnkv.Client, topic: txnkv.Topic, looked: Counter[str]
+) -> None:
+    consumer = topic.consumer(isolation="serializable")
+    send_to(client, topic, *range(MANY))
+    assert len(consumer.poll(timeout=0)) == MANY
+    assert consumer.poll(timeout=0) == []
+    looked.clear()
+    assert consumer.poll(timeout=0) == []
+    assert looked.total() == 0
+    send_to(client, topic, 7, 12)
+    assert sorted(message.partition for message in consumer.poll(timeout=0)) == [7, 12]
+    assert 0 < looked.total() <= 6, "and not all of them"
+    topic.alter(partitions=MANY + 1)
+    send_to(client, topic, MANY)
+    assert [message.partition for message in consumer.poll(timeout=0)] == [MANY]
+
+
+@pytest.mark.parametrize(("order", "kind"), KINDS)
+def test_what_is_decided_later_is_received(client: txnkv.Client, order: Any, kind: Any) -> None:
+    topic = client.create_topic("large", partitions=3, buffer="marker")
+    subscription = topic.subscribe("s", type=kind, order=order)
+    partition = partition_of(client, topic, 1)
+    first, second = begin(client), begin(client)
+    send(client, first, partition, [b"a"])
+    send(client, second, partition, [b"b"])
+    assert subscription.receive(timeout=0) is subscription.receive(timeout=0) is None
+    abort(client, first)
+    assert subscription.receive(timeout=0) is subscription.receive(timeout=0) is None
+    commit(client, second)
+    message = subscription.receive(timeout=0)
+    assert message is not None
+    assert message.value == b"b"
+    subscription.nack(message)
+    again = subscription.receive(timeout=0)
+    assert again is not None
+    assert again.value == b"b"
+    subscription.ack(again)
+    assert subscription.receive(timeout=0) is None
+    subscription.seek(1, 0)
+    assert subscription.receive(timeout=0) is not None
 
 
 def test_a_topic_that_is_dropped_is_told(client: txnkv.Client, topic: txnkv.Topic) -> None:

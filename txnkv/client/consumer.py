@@ -137,7 +137,7 @@ class Consumer(Closing):
         self._above = -1
         self._readers = self._begin(start)
         self._ends = Ends(self._engine, topic)
-        self._whole = TransactionOrder(self._engine, self._follow, max_bytes) if whole else None  # type: ignore[arg-type]
+        self._whole = TransactionOrder(self._engine, self._with_new, max_bytes) if whole else None  # type: ignore[arg-type]
 
     # -- reading -----------------------------------------------------------------------
 
@@ -368,6 +368,13 @@ class Consumer(Closing):
             self._topic = topic
         return self._readers
 
+    def _with_new(self) -> dict[int, PartitionReader]:
+        """The readers that may find or have something, as of now."""
+        readers, ids = self._follow(), self._topic.partitions
+        self._ends.look()
+        has_new = self._ends.has_new
+        return {number: each for number, each in readers.items() if has_new(ids[number], each)}
+
     def _end(self, partition: Partition) -> int:
         found = bounds(self._engine, partition)
         if self._by_commit or self._isolation == "read_uncommitted":
@@ -451,7 +458,7 @@ class Consumer(Closing):
     @brief
     def _is_pending(self) -> bool:
         if self._whole is not None:
-            return any(reader.pending for reader in self._readers.values())
+            return any(reader.pending for reader in self._with_new().values())
         self._ends.look()
         is_ahead, partitions = self._ends.is_ahead, self._partitions
         return any(is_ahead(partitions[each].id, read) for each, read in self._readers.items())
@@ -461,8 +468,9 @@ class Consumer(Closing):
         """Tell whether the next look may find something; in whichever thread."""
         if self._whole is not None or self._engine.current(self._topic) is not self._topic:
             return True
-        self._ends.look()
-        ends, ids, readers = self._ends, self._topic.partitions, list(self._readers.items())
+        ends = Ends(self._engine, self._topic)  # those of a look are its thread's alone
+        ends.look()
+        ids, readers = self._topic.partitions, list(self._readers.items())
         return any(ends.has_new(ids[number], reader) for number, reader in readers)
 
     @brief

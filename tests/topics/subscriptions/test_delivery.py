@@ -85,7 +85,7 @@ def test_a_dead_letter_that_cannot_be_written_loses_no_place(
 
 
 @pytest.mark.parametrize("options", KINDS)
-@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("at", range(1, 5))
 def test_damage_in_the_midst_of_a_round_loses_no_place(
     client: txnkv.Client,
     options: dict[str, Any],

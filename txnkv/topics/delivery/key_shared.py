@@ -231,7 +231,7 @@ class KeySharedReader(LeaseReader):
             waiting = self._waiting.setdefault(id, deque())
             room = source.share - sum(each.message.nbytes for each in waiting)
             source.moved = False
-            while room > 0 and len(waiting) < AHEAD and source.fill():
+            while room > 0 and len(waiting) < AHEAD and source.fill(self._ends):
                 for message in source.take():
                     hash = key_hash(message)
                     if hash in self._part:

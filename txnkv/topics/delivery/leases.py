@@ -44,6 +44,7 @@ from txnkv.topics.delivery.redelivery import (
 )
 from txnkv.topics.messages import Message, now_micros
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.read import Ends
 from txnkv.topics.subscription_catalog import (
     DELAYED,
     KEY_SHARED,
@@ -99,7 +100,7 @@ class LeaseReader(DeliveryReader):
     ) -> None:
         super().__init__(max_bytes)
         self._topics = topics
-        self._store = topics.store
+        self._store, self._ends = topics.store, Ends(topics, info.topic)
         self._info, self._way = info, info.isolation
         self._place = place
         with self._store.status.read() as cur:
@@ -130,7 +131,7 @@ class LeaseReader(DeliveryReader):
     @property
     def pending(self) -> bool:
         """See `DeliveryReader`."""
-        return any(source.pending for source in self._sources.values())
+        return any(source.is_pending(self._ends) for source in self._sources.values())
 
     def stirred(self) -> bool:
         """See `DeliveryReader`."""
@@ -189,13 +190,14 @@ class LeaseReader(DeliveryReader):
             self._number, self._next_due, self._next_delayed = number, due, delayed
             for partition_id, source in self._sources.items():
                 source.go_to(dispatched.get(partition_id, 0))
+        self._ends.look()
         return self._fill()
 
     def _fill(self) -> bool:
         """Read ahead; tell whether a source has passed something, and may have more."""
         moved = False
         for source in self._sources.values():
-            source.fill()
+            source.fill(self._ends)
             moved |= source.moved
         return moved
 

@@ -119,10 +119,9 @@ class PartitionSource:
         self._isolation = isolation
         self.moved = False
 
-    @property
-    def pending(self) -> bool:
-        """There were signs of messages that are on their way."""
-        return self._reader.pending
+    def is_pending(self, ends: Ends) -> bool:
+        """There are signs of messages that are on their way."""
+        return ends.is_ahead(self.partition.id, self._reader)
 
     def may_have_new(self, ends: Ends) -> bool:
         """Tell whether there may be what the last `fill` did not find."""
@@ -133,11 +132,14 @@ class PartitionSource:
         """All messages below were given."""
         return self._ready[0].offset if self._ready else self._reader.position
 
-    def fill(self) -> bool:
-        """Read ahead when nothing is ready; whether something is."""
+    def fill(self, ends: Ends) -> bool:
+        """Read ahead when nothing is ready, and there may be something; whether something is."""
         if self._ready:
             return True
         reader = self._reader
+        if not ends.has_new(self.partition.id, reader):
+            self.moved = False
+            return False
         loaded = reader.load(room=self.share)
         self.moved = reader.moved
         if not loaded:
@@ -266,23 +268,22 @@ class CommitSource(PartitionSource):
         self._commits = CommitReader(topics, partition, offset, max_bytes)
         self._given = Ranges()
 
-    @property
-    def pending(self) -> bool:
+    def is_pending(self, ends: Ends) -> bool:
         """See `PartitionSource`."""
-        return self._commits.pending or super().pending
+        return ends.is_ahead(self.partition.id, self._commits) or super().is_pending(ends)
 
     def may_have_new(self, ends: Ends) -> bool:
-        """See `PartitionSource`: what was open may be committed."""
-        return True
+        """See `PartitionSource`: what was open has a marker when it is committed."""
+        return bool(self._ready) or ends.has_new(self.partition.id, self._commits)
 
-    def fill(self) -> bool:
+    def fill(self, ends: Ends) -> bool:
         """See `PartitionSource`."""
         commits = self._commits
         if self._ready:
             return True
-        loaded = self._load()
+        loaded = ends.has_new(self.partition.id, commits) and self._load()
         self.moved = moved = commits.moved
-        self._look_for_gaps()
+        self._look_for_gaps(ends)
         self.moved = moved
         if not loaded:
             return False
@@ -301,10 +302,10 @@ class CommitSource(PartitionSource):
             self._commits.seek(start)  # retention took the rest
             return self._commits.load(room=self.share)
 
-    def _look_for_gaps(self) -> None:
+    def _look_for_gaps(self, ends: Ends) -> None:
         """Note what is no message up to where commits were read, as far as that is decided."""
         state, id, found = self._exclusive, self.partition.id, self._ready
-        while super().position < self._commits.position and super().fill():
+        while super().position < self._commits.position and super().fill(ends):
             found.clear()  # these are given as their transactions were committed
         with state.lock:
             pieces = state.pieces.get(id, {})
@@ -445,7 +446,7 @@ class ExclusiveReader(DeliveryReader):
     @property
     def pending(self) -> bool:
         """See `DeliveryReader`."""
-        return any(source.pending for source in self._sources)
+        return any(source.is_pending(self._ends) for source in self._sources)
 
     def stirred(self) -> bool:
         """See `DeliveryReader`."""
@@ -459,8 +460,9 @@ class ExclusiveReader(DeliveryReader):
             version = state.version_in(cur)  # the consumer's own look takes it in
         if version != self._version or state.something_back():
             return True
-        self._ends.look()
-        return any(source.may_have_new(self._ends) for source in tuple(self._sources))
+        ends = Ends(self._topics, state.info.topic)  # those of a look are its thread's alone
+        ends.look()
+        return any(source.may_have_new(ends) for source in tuple(self._sources))
 
     def _is_mine(self, message: Message) -> bool:
         partition_id = self._state.info.topic.partitions[message.partition]
@@ -489,6 +491,7 @@ class ExclusiveReader(DeliveryReader):
         moved = not self._full(most)
         while moved:
             moved = False
+            self._ends.look()
             for _ in range(len(self._sources)):
                 self._sources.rotate(-1)
                 source = self._sources[-1]
@@ -505,7 +508,7 @@ class ExclusiveReader(DeliveryReader):
 
     def _take_from(self, source: PartitionSource, most: int) -> None:
         state, id = self._state, source.partition.id
-        while source.fill():
+        while source.fill(self._ends):
             while source.ready:
                 first = source.ready[0].offset
                 taken = state.first_taken(id, first, FOR_EVER)

@@ -265,6 +265,7 @@ class CommitReader:
         if not entries:
             self._next = self._position = view.high_watermark
             self.empty_at = self._empty_at = view.high_watermark
+            self.moved = False  # there is no more
             return None
         if upto is not None:
             there = bisect_left(entries, upto + 1, key=_commit_ts)
@@ -490,8 +491,8 @@ class TransactionOrder:
 
     Args:
         topics: of the store.
-        readers: gives them, by partition number; asked again with each snapshot, for partitions
-            that were added by then.
+        readers: gives those that may have new messages, by partition number; asked again with each
+            snapshot, for partitions that were added by then.
         max_bytes: of messages that all of them have ready.
     """
 
@@ -550,7 +551,7 @@ class TransactionOrder:
     def _heads(self) -> list[tuple[int, int]]:
         """Timestamp and partition of what comes next in each, the earliest first."""
         heads = []
-        share = max(self._max_bytes // len(self._readers), 1)
+        share = max(self._max_bytes // max(len(self._readers), 1), 1)
         for number, reader in self._readers.items():
             if number in self._exhausted:
                 continue
