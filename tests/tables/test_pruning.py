@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -180,3 +181,83 @@ def test_tokens_of_a_few_values_are_their_rows(client: txnkv.Client) -> None:
     tokens = table.scan(where=[("id", "in", [3, 5, 300])]).tokens(1)
     found = [row["id"] for token in tokens for row in token.open(client)]
     assert sorted(found) == [3, 5]
+
+
+@pytest.fixture
+def unplanned(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Rows are to be found without a plan, which reads all tablets."""
+
+    def plan(*args: Any) -> Any:
+        raise AssertionError("a scan of all was planned")
+
+    monkeypatch.setattr(scan, "plan", plan)
+    return monkeypatch
+
+
+MANY = [*range(-40, 190), None, 7, 7, 1000, 5]  # of 300 rows
+ONE_KEY: list[list[Any]] = [
+    [("id", "in", MANY)],
+    [("id", "in", range(100))],
+    [("id", "in", MANY), ("v", "=", "1")],
+    [("id", "in", MANY), ("id", ">", 150)],
+    [("id", "in", MANY), ("id", "=", 6)],
+    [("id", "in", MANY), ("v", "is null")],
+    [("id", "in", MANY), ("id", "in", [3, 4, 500])],
+]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("parts", [None, HASH("id", 40), [HASH("id", 3), RANGE("id", [50, 120])]])
+@pytest.mark.parametrize("where", ONE_KEY)
+def test_each_of_many_keys_is_looked_for_in_its_tablet(
+    client: txnkv.Client, unplanned: pytest.MonkeyPatch, flushed: bool, parts: Any, where: Any
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, ["id"]), parts)
+    with client.transaction() as txn:
+        for id in range(300):
+            txn.insert(table, (id, str(id % 2) if id % 5 else None))
+    if flushed:
+        internals.flush(client)
+    with client.transaction() as txn:
+        for id in range(10, 20):
+            txn.delete(table, id)
+        txn.upsert(table, (30, "1"))
+    found = list(table.scan(where=where, ordered=True))
+    assert table.count(where=where) == len(found)
+    assert sorted(table.scan(where=where), key=lambda row: row["id"]) == found
+    assert list(table.scan(["v"], where, limit=9)) == [{"v": row["v"]} for row in found[:9]]
+    with client.transaction() as txn:
+        txn.delete(table, 30)
+        own = list(txn.scan(table, where=where, ordered=True))
+        assert own == [row for row in found if row["id"] != 30]
+        txn.upsert(table, (30, "1"))
+    unplanned.undo()
+    assert table.scan(where=where).to_arrow().sort_by("id").to_pylist() == found
+
+
+def test_keys_of_several_columns_are_looked_for_in_their_tablets(
+    client: txnkv.Client, unplanned: pytest.MonkeyPatch
+) -> None:
+    schema = txnkv.Schema({"a": "string", "b": "uuid", "c": "date32"}, ["a", "b", "c"])
+    table = client.create_table("t", schema, [HASH("b", 30), RANGE("a", ["m"])])
+    ids, day = [uuid.UUID(int=n << 64) for n in range(100)], date(2000, 1, 1)
+    with client.transaction() as txn:
+        for a in ("a", "x"):
+            for id in ids:
+                txn.insert(table, (a, id, day))
+    where = [("c", "=", day), ("a", "=", "x"), ("b", "in", ids[5:90])]
+    assert {(row["a"], row["b"]) for row in table.scan(where=where)} == {
+        ("x", id) for id in ids[5:90]
+    }
+
+
+def test_the_first_rows_of_many_tablets_are_merged(
+    client: txnkv.Client, unplanned: pytest.MonkeyPatch
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]), HASH("id", 64))
+    with client.transaction() as txn:
+        for id in range(3000):
+            txn.insert(table, (id,))
+    for limit in (1, 17, 40, 500):
+        found = table.scan(ordered=True, limit=limit, where=[("id", ">=", 100)])
+        assert [row["id"] for row in found] == list(range(100, 100 + limit))

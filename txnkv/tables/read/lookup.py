@@ -20,7 +20,7 @@ from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point, scan
-from txnkv.tables.read.point import find_row
+from txnkv.tables.read.point import find_row, text_bytes
 from txnkv.tables.read.predicate import KeyRange, by_key, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
@@ -48,11 +48,14 @@ _SAMPLED: Final = 16
 _FEW_DEAR: Final = 256
 """Entries of an index whose rows are looked up one by one, where that is dear or many may come."""
 
+_MOST_MERGED: Final = 32 * core.FEW
+"""Rows of all tablets of which the first ones by key are taken one by one."""
+
 _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found", "dicts", "few", "find_row", "get", "get_by", "get_many", "no_index", "search",
+    "Found", "few", "find_row", "get", "get_by", "get_many", "no_index", "search", "text_bytes",
 ]  # fmt: skip
 
 
@@ -208,6 +211,8 @@ def _few_by_key(
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
     writer, first = tables.row_writer(asked.table), asked.filter.first
+    if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
+        return point.find_each(tables, keys, writer.rows, view)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
@@ -217,8 +222,9 @@ def _few_by_key(
         of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
         ranges = [each for each in of_keys if not each.empty]
         is_open = any(None in each for each in ranges)
-    if most == 0 or not ranges:
-        return None  # a plan has nothing to read either
+    cut = several and most < core.FEW
+    if most == 0 or not ranges or (cut and most * len(tablets) > _MOST_MERGED):
+        return None  # a plan has nothing to read either, or gets there sooner
     if is_open and most == core.FEW and not scan.are_slim(asked, tablets[0], view):
         return None
     rows: list[dict[str, Any]] = []
@@ -227,9 +233,13 @@ def _few_by_key(
             if most < core.FEW and len(rows) >= most and not several:
                 break
             found = point.find_dicts(tables, tablet, writer.rows, view, low, high, most)
-            if found is None or len(rows) + len(found) > core.FEW:
+            if found is None:
                 return None
             rows += found
+            if len(rows) > core.FEW:
+                if not cut or (kept := by_key(schema, rows)) is None:
+                    return None
+                rows = kept[:most]
     return by_key(schema, rows) if several else rows
 
 
@@ -299,11 +309,6 @@ def _rows_of(
             if left < 0:
                 return None
     return found
-
-
-def text_bytes(row: dict[str, Any]) -> int:
-    """Bytes of the texts and of the bytes in a row."""
-    return sum(len(value) for value in row.values() if isinstance(value, str | bytes))
 
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:

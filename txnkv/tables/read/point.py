@@ -27,8 +27,10 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.storage import EPOCH, Map, brief
+from txnkv.tables.read.predicate import Filter, KeyRange
 from txnkv.tables.read.view import ReadView, require_history
 from txnkv.tables.schema import widened
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     BLOOM,
@@ -375,3 +377,55 @@ def columns_of(
         tablet.codec.decode(keys, key.index(name)) if name in key else next(values)
         for name in names
     ]
+
+
+def keys_for(
+    table: TableInfo, filter: Filter, tablets: Sequence[Tablet]
+) -> list[tuple[Tablet, KeyRange]] | None:
+    """The only keys that may satisfy a filter which tells each column of them, as ranges in the
+    order of tablets and keys; None: it may want others, or they are many.
+    """
+    columns: list[pa.Array] = []
+    for name in table.schema.primary_key if filter.shape.several else ():
+        mine = [p.values for p in filter.predicates if p.column == name and p.op in ("=", "in")]
+        columns += mine[:1]
+    n = max(map(len, columns), default=0)
+    if len(columns) < len(table.schema.primary_key) or not 0 < n <= core.FEW:
+        return None
+    if any(len(array) not in (1, n) or pa.types.is_floating(array.type) for array in columns):
+        return None
+    once = pa.array([0] * n)
+    columns = [array if len(array) == n else array.take(once) for array in columns]
+    keys = tablets[0].codec.encode(columns)
+    batch = pa.record_batch(columns, names=list(table.schema.primary_key))
+    found: list[tuple[Tablet, KeyRange]] = []
+    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
+        if rows is None or rows.n:
+            numbers = range(n) if rows is None else rows.to_arrow().to_pylist()
+            of_tablet = sorted({keys.key(i) for i in numbers})
+            found += [(tablet, KeyRange(key, key + b"\0")) for key in of_tablet]
+    return found
+
+
+def find_each(
+    tables: Tables,
+    keys: Sequence[tuple[Tablet, KeyRange]],
+    rows: core.RowTable,
+    view: ReadView,
+) -> list[dict[str, Any]] | None:
+    """The rows with some keys, each in its tablet, as dicts; None where they have more than
+    `FEW_BYTES`. See `find_dicts`.
+    """
+    found: list[dict[str, Any]] = []
+    left = FEW_BYTES
+    for tablet, (low, high) in keys:
+        some = find_dicts(tables, tablet, rows, view, low, high, 1)
+        if some is None or (left := left - sum(map(text_bytes, some))) < 0:
+            return None
+        found += some
+    return found
+
+
+def text_bytes(row: dict[str, Any]) -> int:
+    """Bytes of the texts and of the bytes in a row."""
+    return sum(len(value) for value in row.values() if isinstance(value, str | bytes))

@@ -112,7 +112,8 @@ class Predicate:
         if op in _OF_NULLS:
             return [row for row in rows if (row[name] is None) == (op == "is null")]
         if op == "in":
-            return [row for row in rows if row[name] in constants]
+            several = frozenset(constants)
+            return [row for row in rows if row[name] in several]
         compare, constant = _COMPARE[op][1], constants[0]
         return [
             row for row in rows if (value := row[name]) is not None and compare(value, constant)
