@@ -155,11 +155,14 @@ int64_t layers_rows(const row_layout_t *layout, const uint8_t *defaults, size_t 
 
 /* -- short ranges ------------------------------------------------------------------------- */
 
+enum { MOST_GONE = 32 * LAYERS_FEW };
+
 /* The next key of a source: of memory, or of a row set. */
 typedef struct {
     const mem_row_set_t *memory;
     mem_range_t range;
     const mem_entry_t *last;
+    const mem_entry_t *entry; /* of memory: the newest one of the key */
     const layer_row_set_t *row_set;
     uint32_t step;
     uint32_t number;
@@ -185,11 +188,11 @@ static slice_t key_of(const cursor_t *cursor) {
 }
 
 static void next_in_memory(cursor_t *cursor) {
-    const mem_entry_t *entry;
-    cursor->over = mem_row_set_select(cursor->memory, &cursor->range, &cursor->last, 1, &entry) == 0;
+    cursor->over =
+        mem_row_set_select(cursor->memory, &cursor->range, &cursor->last, 1, &cursor->entry) == 0;
     if (cursor->over) return;
-    cursor->key.data = entry->row - entry->key_len;
-    cursor->key.len = entry->key_len;
+    cursor->key.data = cursor->entry->row - cursor->entry->key_len;
+    cursor->key.len = cursor->entry->key_len;
 }
 
 /* Reads the key at the cursor's place, or at the beginning of the block behind. */
@@ -318,7 +321,13 @@ static layers_range_status_t open_all(merge_t *merge, const layers_t *layers,
     return status;
 }
 
-/* Each key that is in one of the sources is looked for as a single one is. */
+/* The next key was deleted: of the sources that have it this one is above, as `least` gives it. */
+static bool is_gone(const cursor_t *cursor) {
+    return cursor->memory != NULL && cursor->entry->row_len == UINT32_MAX;
+}
+
+/* Each key that is in one of the sources is looked for as a single one is, unless it is seen to be
+ * gone. */
 layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *own,
                                    const uint8_t *low, size_t low_len, const uint8_t *high,
                                    size_t high_len, uint64_t snapshot, uint32_t most,
@@ -327,11 +336,16 @@ layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *
     merge_t merge = {.n = 0, .most = most, .high = {high, high_len}};
     out->n = out->ends[0] = 0;
     layers_range_status_t status = open_all(&merge, layers, own, from, snapshot, out->found);
-    uint32_t looked = 0;
+    uint32_t looked = 0, gone = 0;
     for (const cursor_t *cursor;
          status == LAYERS_RANGE_OK && out->n < most && (cursor = least(&merge)) != NULL;) {
         const slice_t key = key_of(cursor);
         const uint32_t at = out->ends[out->n];
+        if (is_gone(cursor)) {
+            if (gone++ == MOST_GONE) return LAYERS_RANGE_LONG;
+            status = pass(&merge, key, out->found + out->n);
+            continue;
+        }
         if (out->n == LAYERS_FEW - 1 || looked++ == 4 * LAYERS_FEW ||
             key.len > LAYERS_KEY_BYTES - at) {
             return LAYERS_RANGE_LONG;
