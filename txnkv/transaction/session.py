@@ -404,8 +404,9 @@ class Session(Closing):
 
     def __repr__(self) -> str:
         whose = "" if self._context is None else f" of transaction {self._context.row.txn_id}"
-        closed = ", closed" if self._closed else ""
-        return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
+        return (
+            f"<Session{whose}, {self._mode}, {self.waiting()} waiting{', closed' * self._closed}>"
+        )
 
     @property
     def txn_id(self) -> TxnId | None:
@@ -497,6 +498,7 @@ class Session(Closing):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.discard()
+            self._closed = True  # a flush that was broken off is not waited for
         self.close()
 
     def waiting(self) -> int:

@@ -278,9 +278,21 @@ class _StagedKeys:
         self._owners = core.KeyOwners()
         self._numbers: dict[int, int] = {}
         self._rows: dict[int, int] = {}
+        self._due = _NOTED_KEYS // 16
 
     def __contains__(self, id: int) -> bool:
         return id in self._numbers
+
+    @property
+    def ids(self) -> set[int]:
+        """Ids of the row sets, where there are so many that those that are gone should be
+        forgotten; else none.
+        """
+        with self._lock:
+            if self._owners.n < self._due:
+                return set()
+            self._due = self._owners.n + _NOTED_KEYS // 16
+            return set(self._rows)
 
     def add(self, id: int, keys: Sequence[core.Keys]) -> None:
         """Take in the keys of a row set, by its id."""
@@ -309,6 +321,8 @@ class _StagedKeys:
                 del self._rows[id]
             if self._owners.n > 2 * sum(self._rows.values()):
                 self._begin()
+            elif self._owners.n > _NOTED_KEYS // 2:
+                self._due = 0
 
 
 class Tablet(TabletFiles):
@@ -426,6 +440,9 @@ class Tablet(TabletFiles):
         if info.stamp is None and info.rows <= _NOTED_ROWS and info.id not in self._staged_keys:
             blocks = row_set.header(pages).blocks
             self._staged_keys.add(info.id, [row_set.keys(pages, i) for i in range(len(blocks))])
+            if ids := self._staged_keys.ids:  # others may have ended their transactions
+                with self._store.status.read() as cur:
+                    self._staged_keys.forget(ids - manifest.known_ids(cur, self.id))
 
     def forget(self, row_set_ids: Iterable[int]) -> None:
         ids = set(row_set_ids)
