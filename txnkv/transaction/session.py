@@ -37,7 +37,7 @@ from txnkv.transaction.connection import (
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ALONE
-from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
+from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, encoder_of, send_alone
 from txnkv.transaction.session_buffer import (
     Acks,
     Background,
@@ -85,9 +85,8 @@ class Session(Closing):
     ) -> None:
         one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
-        self._short: ShortCut = NO_SHORT_CUT
+        self._short, self._sent, self._closed, self._flushed = NO_SHORT_CUT, 0, False, Outcome()
         self._acks: list[Acks] = []
-        self._sent, self._closed, self._flushed = 0, False, Outcome()
         self._unsent: tuple[Any, int] | None = None  # of `send_batch`: the data, and its messages
         self._connection, self._context, self._mode = connection, context, flush_mode
         self._local = ALONE if context is None else context.local
@@ -404,9 +403,8 @@ class Session(Closing):
 
     def __repr__(self) -> str:
         whose = "" if self._context is None else f" of transaction {self._context.row.txn_id}"
-        return (
-            f"<Session{whose}, {self._mode}, {self.waiting()} waiting{', closed' * self._closed}>"
-        )
+        closed = ", closed" if self._closed else ""
+        return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
 
     @property
     def txn_id(self) -> TxnId | None:

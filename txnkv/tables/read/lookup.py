@@ -452,9 +452,7 @@ class _Search:
             yield from self._row_set(step, decide=bool(view.unresolved))
 
     def _staged(self) -> Iterator[Found]:
-        """Rows in own row sets; where these are known, the keys alone that may be there are looked
-        for.
-        """
+        """Rows in own row sets, of the keys alone that may be there, where that is known."""
         steps, some = self._view.staged_steps(self._keys)
         if some is None:
             for step in steps:
