@@ -224,6 +224,7 @@ class Words:
 sqlite_api: int
 """The address of SQLite's functions; 0 until they were asked for."""
 
+def fill_holes(descriptor: int, length: int, /) -> None: ...
 def message_batch(
     rows: list[Any], timestamp: int, txn_id: int, decided: bool, /
 ) -> bytes: ...  # fmt: skip

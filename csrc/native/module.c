@@ -32,6 +32,7 @@ static int fill(PyObject *module) {
 }
 
 static PyMethodDef functions[] = {
+    {"fill_holes", (PyCFunction)(void (*)(void))hole_fill, METH_FASTCALL, NULL},
     {"message_batch", (PyCFunction)(void (*)(void))message_batch, METH_FASTCALL, NULL},
     {"message_size", message_size, METH_O, NULL},
     {"messages", (PyCFunction)(void (*)(void))message_many, METH_FASTCALL, NULL},

@@ -58,7 +58,8 @@ PyObject *wire_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *clock_wall(PyObject *module, PyObject *none);
 PyObject *clock_monotonic(PyObject *module, PyObject *none);
 
-/* punch_hole(descriptor, offset, length): see hole.c. */
+/* fill_holes(descriptor, length) and punch_hole(descriptor, offset, length): see hole.c. */
+PyObject *hole_fill(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *hole_punch(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 #endif

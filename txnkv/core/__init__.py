@@ -156,6 +156,7 @@ from txnkv.core.native import (
     WriterLock,
     Writes,
     crc32c,
+    fill_holes,
     hash64,
     message_batch,
     message_size,

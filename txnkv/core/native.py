@@ -92,6 +92,7 @@ StoreWords = _native.StoreWords
 Turn = _native.Turn
 WriterLock = _native.WriterLock
 Writes = _native.Writes
+fill_holes = _native.fill_holes
 message_batch = _native.message_batch
 message_size = _native.message_size
 messages = _native.messages
@@ -127,6 +128,7 @@ __all__ = [
     "ffi",
     "hash64",
     "lib",
+    "fill_holes",
     "message_batch",
     "message_size",
     "messages",

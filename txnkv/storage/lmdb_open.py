@@ -35,7 +35,7 @@ from typing import Any
 
 import lmdb
 
-from txnkv.core import WriterLock
+from txnkv.core import WriterLock, fill_holes
 from txnkv.errors import CorruptionError, StoreNotFoundError, UnavailableError
 from txnkv.storage import extents
 from txnkv.storage.clocks import clock
@@ -500,7 +500,7 @@ def _fill_lock_file(path: Path) -> None:
     size = found.st_size or _LOCK_FILE_BYTES
     if found.st_blocks * 512 < size:
         with opened(path, os.O_RDWR) as descriptor:
-            allocate(descriptor, size)
+            (fill_holes if found.st_size else allocate)(descriptor, size)  # others may use it
 
 
 _PATIENCE_SECONDS = 10.0

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from txnkv.core import SharedWords
+from txnkv.core import SharedWords, fill_holes
 from txnkv.errors import UnavailableError
 from txnkv.storage.clocks import boot_id
 from txnkv.storage.directory import (
@@ -264,7 +264,7 @@ def _write_new(path: Path) -> None:
 def _map(shared: Path, slots: SlotLocks) -> RuntimeFile:
     with opened(shared, os.O_RDWR) as descriptor:
         if os.fstat(descriptor).st_blocks * 512 < FILE_BYTES:  # a copy with holes
-            allocate(descriptor, FILE_BYTES)
+            fill_holes(descriptor, FILE_BYTES)
         memory = mmap.mmap(descriptor, FILE_BYTES)
         return RuntimeFile(memory, slots, os.fstat(descriptor).st_ino)
 
