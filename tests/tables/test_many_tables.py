@@ -15,7 +15,7 @@ from tests import internals
 from txnkv.coordinator import damage
 from txnkv.storage import environments, lmdb_open
 from txnkv.storage.environment import Environment
-from txnkv.storage.environments import _TABLE
+from txnkv.storage.environments import _TABLE, OPEN_CAP
 from txnkv.storage.write_queue import PATIENCE, not_waiting, patience
 
 MANY = 40
@@ -35,6 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
+    monkeypatch.setattr(_TABLE, "open_cap", OPEN_CAP)  # another test may have used up descriptors
     monkeypatch.setattr(lmdb_open, "_open_env", counted("opened", lmdb_open._open_env))
     monkeypatch.setattr(lmdb_open, "sync_directory", counted("names", lmdb_open.sync_directory))
     monkeypatch.setattr(Environment, "_write_once", counted("commits", Environment._write_once))

@@ -292,7 +292,7 @@ class TaskThread:
     def close(self) -> None:
         """Wait until what it was given is done, but by this thread."""
         self.leave()
-        begun = threading.Event()
+        begun = new_event()
         if self._pool is not None and self.hand(begun.set):
             begun.wait()  # another thread may have taken the place by then
         for ident, pool in {0: self._pool, **self._held}.items():
