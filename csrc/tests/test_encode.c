@@ -5,12 +5,12 @@
 #include "common/bits.h"
 #include "rowset/access.h"
 #include "rowset/encode.h"
-#include "rowset/match.h"
 #include "rowset/search.h"
 #include "rowset/unpack.h"
 #include "rowset/zone.h"
 #include "tests/fuzz_core.h"
 #include "tests/harness.h"
+#include "tests/test_match.h"
 
 enum { SEED = 5, MOST_ROWS = 5000 };
 
@@ -386,60 +386,6 @@ static void check_integers(const block_t *block) {
     free(gone);
 }
 
-/* Few keys and many, against a plain search. */
-static void check_match(const keys_t *keys, const block_t *block, const keys_t *any) {
-    const keys_t *lists[] = {any, keys, any};
-    uint32_t *rows = calloc((size_t)keys->n + 1, 4), *positions = calloc((size_t)keys->n + 1, 4);
-    for (size_t k = 0; k < 3; k++) {
-        const keys_t *some = lists[k];
-        uint32_t count, at = 0;
-        EXPECT(match_block(block, some, k == 0, keys->n, rows, positions, &count) == STATUS_OK);
-        for (uint32_t i = 0; i < some->n; i++) {
-            const int64_t row = k == 1 ? (int64_t)i : keys_find(keys, keys_at(some, i));
-            if (row < 0) continue;
-            EXPECT(at < count && rows[at] == row && positions[at] == i);
-            at++;
-        }
-        EXPECT(at == count);
-    }
-    uint32_t count;
-    if (keys->n > 0) {
-        EXPECT(match_block(block, keys, 0, keys->n - 1, rows, positions, &count) == STATUS_LIMIT);
-    }
-    for (size_t n = 1; keys->n > 0 && n <= (block->encoding == BLOCK_PLAIN ? 1 : 2); n++) {
-        alloc_fail_at(n);
-        EXPECT(match_block(block, keys, 0, keys->n, rows, positions, &count) == STATUS_NO_MEMORY);
-    }
-    free(rows);
-    free(positions);
-}
-
-/* A block of some keys among more of them. */
-static void check_part(const keys_t *keys) {
-    const uint32_t lo = keys->n / 4, n = keys->n / 2;
-    const keys_t part = keys->offsets != NULL
-                            ? (keys_t){keys->data, keys->data_len, keys->offsets + 4 * lo, 0, n}
-                            : (keys_t){keys->data + (size_t)lo * keys->width,
-                                       (size_t)n * keys->width, NULL, keys->width, n};
-    const size_t room = block_size_of_keys(&part);
-    size_t len;
-    uint8_t *bytes = exact(room);
-    uint32_t *rows = calloc((size_t)n + 1, 4), *positions = calloc((size_t)n + 1, 4), count;
-    block_t block;
-    EXPECT(encode_keys(&part, SEED, bytes, room, &len) == STATUS_OK);
-    EXPECT(block_parse(bytes, len, &block) == STATUS_OK);
-    EXPECT(match_block(&block, keys, 0, n, rows, positions, &count) == STATUS_OK && count == n);
-    for (uint32_t i = 0; i < n; i++) EXPECT(rows[i] == i && positions[i] == lo + i);
-    if (n > 0) {
-        EXPECT(match_block(&block, keys, 0, n - 1, rows, positions, &count) == STATUS_LIMIT);
-        alloc_fail_at(1);
-        EXPECT(match_block(&block, keys, 0, n, rows, positions, &count) == STATUS_NO_MEMORY);
-    }
-    free(rows);
-    free(positions);
-    free(bytes);
-}
-
 static void check_keys(shape_t shape, uint32_t n, bool counter) {
     keys_t keys = keys_random_sorted(shape, n, n % 2 == 0);
     const keys_t probes = keys_random_sorted(shape, 50, n % 2 == 0);
@@ -473,7 +419,6 @@ static void check_keys(shape_t shape, uint32_t n, bool counter) {
         EXPECT((order < 0) == (wanted < 0) && (order > 0) == (wanted > 0));
     }
     check_match(&keys, &block, &probes);
-    check_part(&keys);
     check_integers(&block);
     if (block.encoding != BLOCK_PLAIN) {
         uint64_t size;

@@ -23,6 +23,7 @@ from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
 from txnkv.tables.read import lookup, sources
 from txnkv.tables.tablets import manifest
+from txnkv.tables.tablets import tablet as tablet_file
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.tablet import Tablet
@@ -297,6 +298,24 @@ def test_row_sets_of_few_rows_that_lie_apart_are_looked_into_once(
     after |= {500: "again 500", 3: "last 3", 4: "last 4"}
     del after[995]
     assert seen(table) == after
+
+
+def test_keys_of_row_sets_that_others_have_ended_are_forgotten(
+    client: txnkv.Client, tablet: Tablet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tablet_file, "_NOTED_KEYS", 160)  # a look each 10 keys
+    known = tablet._staged_keys = tablet_file._StagedKeys()
+    gone = 1 << 40
+    known.add(gone, [tablet.codec.encode([pa.array(range(5), pa.int64())])])
+    txn = begin(client)
+    write(txn, "upsert", range(5))
+    write(txn, "upsert", range(3, 8))
+    write(txn, "upsert", range(3))
+    assert known._rows
+    assert gone not in known._rows
+    assert txn.scan("t").to_arrow().num_rows == 8
+    txn.commit()
+    assert client.table("t").count() == 8
 
 
 @pytest.mark.parametrize("n", [10, 40])

@@ -466,7 +466,8 @@ class RemoteSession(RemoteHandle, Session):
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
         self._connection.require_open()
         if self._txn is not None and self._txn.ending and not self._txn.over:
-            raise InvalidTxnStateError(f"cannot {what}: the transaction is being committed")
+            said = "the transaction is being committed: begin a new one"
+            raise InvalidTxnStateError(f"cannot {what}: {said}")
         self._flusher.tell(self)
         self.given = True
 

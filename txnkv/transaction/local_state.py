@@ -259,7 +259,9 @@ class LocalState:
             InvalidTxnStateError: its end has begun.
         """
         if self.ending:
-            raise InvalidTxnStateError(f"cannot {what}: the transaction is being {self.ending}")
+            raise InvalidTxnStateError(
+                f"cannot {what}: the transaction is being {self.ending}: begin a new one"
+            )
 
     def withdraw(self) -> None:
         """Have single calls ask again whether they may go straight to the rows."""

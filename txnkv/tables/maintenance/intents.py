@@ -17,7 +17,11 @@ Two things are kept so that the right row is found:
 - Deletes go to COMMITTED row sets alone (and the transaction's own). Whatever committed before
   and is still being finalized is finalized first: `settle`.
 - A compaction may retire a row set between the look and the note in status.db. The note says so,
-  and the work is done again against what took its place.
+  and the work is done again in that tablet, against what took its place.
+
+A transaction may have thousands of small row sets of its own, each of which replaces rows of those
+before. Keys of one that meets many are looked for together with those of others: united in pairs,
+the later half in the earlier one, so that a row set is asked as often as the pairs are deep.
 
 Threads that finalize in one tablet of a process take turns: the first does what all of them would
 do, and the others find little left. Nothing rests on it.
@@ -66,9 +70,10 @@ _KEYS_AT_ONCE: Final = 16 << 20
 """Bytes of keys that are looked for together, about."""
 
 _MANY: Final = 64
-"""Row sets in which keys are looked for one by one, at most; and `_NEAR` in any case, for what is
-written over and over is found there."""
+"""Own row sets that keys are looked for in by themselves, at most."""
+
 _NEAR: Final = 4
+"""So many of the newest before are asked first: what is written over and over is found there."""
 
 _FEW: Final = 32
 """One of so many keys is looked for on and on: to take it out would copy the others."""

@@ -283,10 +283,9 @@ class _StagedKeys:
     def __contains__(self, id: int) -> bool:
         return id in self._numbers
 
-    @property
-    def ids(self) -> set[int]:
-        """Ids of the row sets, where there are so many that those that are gone should be
-        forgotten; else none.
+    def to_look_at(self) -> set[int]:
+        """Ids of the row sets, once for so many keys more: those that are gone are to be forgotten;
+        else none.
         """
         with self._lock:
             if self._owners.n < self._due:
@@ -440,7 +439,7 @@ class Tablet(TabletFiles):
         if info.stamp is None and info.rows <= _NOTED_ROWS and info.id not in self._staged_keys:
             blocks = row_set.header(pages).blocks
             self._staged_keys.add(info.id, [row_set.keys(pages, i) for i in range(len(blocks))])
-            if ids := self._staged_keys.ids:  # others may have ended their transactions
+            if ids := self._staged_keys.to_look_at():  # others may have ended their transactions
                 with self._store.status.read() as cur:
                     self._staged_keys.forget(ids - manifest.known_ids(cur, self.id))
 

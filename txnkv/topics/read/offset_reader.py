@@ -563,17 +563,33 @@ class Ends:
         # The log of a copy is written first, its next offset later.
         self._says_all = topic.options.replica_of is None
 
-    @brief
+        self._due = True
+
     def look(self) -> None:
-        """Read the next offsets as they are now; those of commits not durable yet are seen."""
+        """Have the next question that takes them read the next offsets as they are then; those of
+        commits not durable yet are seen.
+        """
+        self._due = True
+
+    @brief
+    def _read(self) -> None:
         self._offsets = self._topics.next_offsets(self._topic.id)
+        self._due = False
 
     def has_new(self, partition_id: int, reader: PartitionReader) -> bool:
         """Tell whether there may be something that the last look of a reader did not find."""
         at = reader.empty_at
-        return at is None or not self._says_all or self._offsets.get(partition_id) != at
+        if at is None or not self._says_all:
+            return True
+        if self._due:
+            self._read()
+        return self._offsets.get(partition_id) != at
 
     def is_ahead(self, partition_id: int, reader: PartitionReader) -> bool:
         """Tell whether more was given than a reader's last look found: it is on its way."""
         at = reader.empty_at
-        return at is not None and self._offsets.get(partition_id, 0) > at
+        if at is None:
+            return False
+        if self._due:
+            self._read()
+        return self._offsets.get(partition_id, 0) > at
