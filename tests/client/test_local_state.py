@@ -32,8 +32,8 @@ ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
-@pytest.mark.parametrize("to", Local)
-@pytest.mark.parametrize("at", Local)
+@pytest.mark.parametrize("to", MOVES, ids=str)
+@pytest.mark.parametrize("at", MOVES, ids=str)
 def test_it_moves_along_the_table_alone(at: Local, to: Local) -> None:
     local = LocalState(stored=False)
     local.at = at

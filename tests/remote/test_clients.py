@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,23 +129,6 @@ def test_an_answer_is_read_to_its_end(
     client.run(lambda txn: txn.upsert("t", (2, "b")))
     assert client.table("t").get(1) is not None
     assert ended == begun != []
-
-
-def test_two_threads_forget_the_last_transaction_that_is_gone(
-    store: txnkv.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of them sees that one is gone; one takes it off, and the other found nothing, and failed
-    to begin.
-    """
-
-    class TakenMeanwhile(deque[Any]):
-        def __bool__(self) -> bool:
-            return True
-
-    monkeypatch.setattr(store.instance, "_gone", TakenMeanwhile())
-    with store.transaction() as txn:
-        txn.insert("t", (1, "begun"))
-    assert store.table("t").count() == 1
 
 
 def test_the_begin_is_before_the_next_request(store: txnkv.Client, remote: Remote) -> None:

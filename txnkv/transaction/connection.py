@@ -463,12 +463,10 @@ class Connection:
         by = self if closed else None
         for session in self.sessions:
             session.look_anew(by)
-        for known in list(self.instance.contexts.values()):
-            context = known()
-            if context is not None:
-                context.local.withdraw()
-                for one in context.sessions:
-                    one.look_anew(by)
+        for context in self.instance.contexts:
+            context.local.withdraw()
+            for one in context.sessions:
+                one.look_anew(by)
 
 
 def require_time(at: Any) -> None:

@@ -136,7 +136,7 @@ class TxnContext:
         self.touched = stored
         self._holding, self._pid = holding, _PID
         if not stored:
-            instance.know(row.txn_id, self)
+            instance.know(self)
 
     @property
     def id(self) -> TxnId:
@@ -546,18 +546,18 @@ class TxnContext:
 
     def begin_to_commit(self) -> tuple[Attempt, SmallCommit | None]:
         """Take what is in memory for the commit log: nothing comes in any more. None when there
-        is nothing; the transaction has ended then, for its snapshot holds by itself.
+        is nothing; the transaction has ended then, for its snapshot holds by itself. Under the
+        lock.
         """
-        with self.lock:
-            commit = None if self._own is None else self._own.commit()
-            if commit is not None:
-                self.local.move(Local.COMMITTING)
-                attempt = self.local.attempt = Attempt()
-                return attempt, commit
-            if past_timeout(self.row):
-                raise self.time_out("commit")
-            self.end(TxnState.COMMITTED)
-            return Attempt(self.snapshot), None
+        commit = None if self._own is None else self._own.commit()
+        if commit is not None:
+            self.local.move(Local.COMMITTING)
+            attempt = self.local.attempt = Attempt()
+            return attempt, commit
+        if past_timeout(self.row):
+            raise self.time_out("commit")
+        self.end(TxnState.COMMITTED)
+        return Attempt(self.snapshot), None
 
     def reopen(self) -> None:
         """Nothing was committed: it is as open as before."""

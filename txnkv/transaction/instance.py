@@ -38,13 +38,6 @@ _lock = new_rlock()
 _instances: dict[tuple[Store, bool], Instance] = {}
 
 
-class _Known(weakref.ref[Any]):
-    """A transaction of this process."""
-
-    __slots__ = ("txn_id",)
-    txn_id: int
-
-
 class Instance:
     """The engine of one store in this process, counted by its clients.
 
@@ -64,8 +57,8 @@ class Instance:
         self.expires = False
         self._pid = os.getpid()
         self._pools: dict[str, ThreadPoolExecutor] = {}
-        self.contexts: dict[int, _Known] = {}
-        self._gone: deque[_Known] = deque()
+        self._contexts: set[weakref.ref[Any]] = set()
+        self._forget = self._contexts.discard
         if not read_only:
             self.coordinator.maintenance.metrics = self.coordinator.metrics
             regain(self.topics)
@@ -87,25 +80,22 @@ class Instance:
                 self._pools[name] = ThreadPoolExecutor(most, thread_name_prefix=f"txnkv-{name}")
             return self._pools[name]
 
-    def know(self, txn_id: int, context: object) -> None:
-        """Have a transaction of this process found by its id, as long as it is referred to."""
-        # What drops one is C, as of finalizers; the entry goes with the next one that comes.
-        known = _Known(context, self._gone.append)
-        known.txn_id = txn_id
-        self.contexts[txn_id] = known
-        while self._gone:
-            try:
-                self.contexts.pop(self._gone.popleft().txn_id, None)
-            except IndexError:  # another thread took the last one
-                break
+    def know(self, context: object) -> None:
+        """Have a transaction of this process found, as long as it is referred to."""
+        # What drops one is C, as of finalizers.
+        self._contexts.add(weakref.ref(context, self._forget))
+
+    @property
+    def contexts(self) -> list[Any]:
+        """The transactions of this process."""
+        return [context for each in list(self._contexts) if (context := each()) is not None]
 
     def unstored(self, local: int) -> Any:
         """The context of a transaction of this process of which status.db knows nothing, or not
         yet; None for any other.
         """
-        known = self.contexts.get(local)
-        context = None if known is None else known()
-        return None if context is None or context.stored else context
+        known = (each for each in self.contexts if each.row.txn_id == local and not each.stored)
+        return next(known, None)
 
     def local_id(self, id: int) -> int:
         """The number inside of this store of a transaction's id.
@@ -162,9 +152,8 @@ class Instance:
 
     def after_fork_in_child(self) -> None:
         self._pools = {}
-        for known in self.contexts.values():
-            if (context := known()) is not None:
-                context.local.withdraw()
+        for context in self.contexts:
+            context.local.withdraw()
         self.coordinator.after_fork_in_child()
         self.engine.after_fork_in_child()
         self.topics.after_fork_in_child()

@@ -42,8 +42,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from enum import IntEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from txnkv.coordinator import Timestamp, TxnState
 from txnkv.errors import InvalidTxnStateError
@@ -51,16 +50,30 @@ from txnkv.storage import new_baton, new_rlock
 from txnkv.tables import SmallWrites
 
 
-class Local(IntEnum):
-    """A state of a transaction in this process."""
+class Local:
+    """A state of a transaction in this process.
 
-    IN_MEMORY = 1
-    STORED = 2
-    COMMITTING = 3
-    UNSURE = 4
-    FINISHING = 5
-    COMMITTED = 6
-    ABORTED = 7
+    No Enum: before Python 3.12 each `Local.STORED` of one takes five times as long, and a small
+    transaction asks 30 times.
+    """
+
+    IN_MEMORY: ClassVar[Local]
+    STORED: ClassVar[Local]
+    COMMITTING: ClassVar[Local]
+    UNSURE: ClassVar[Local]
+    FINISHING: ClassVar[Local]
+    COMMITTED: ClassVar[Local]
+    ABORTED: ClassVar[Local]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+for _name in Local.__annotations__:
+    setattr(Local, _name, Local(_name))
 
 
 ROLLED_BACK: Final = "rolled back"
