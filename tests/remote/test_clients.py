@@ -131,6 +131,41 @@ def test_an_answer_is_read_to_its_end(
     assert ended == begun != []
 
 
+@pytest.mark.parametrize("start", [False, True])
+def test_a_commit_that_fails_in_its_own_way_leaves_word_of_how_the_transaction_stands(
+    store: txnkv.Client, remote: Remote, monkeypatch: pytest.MonkeyPatch, start: bool
+) -> None:
+    client = remote()
+    txn = client.new_transaction()
+    txn.upsert("t", (1, "a"))
+    txn.flush()
+
+    def refuse(*_: object) -> None:
+        raise ValueError("a row is too large")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(txnkv.Transaction, "start_commit" if start else "commit", refuse)
+        with pytest.raises(ValueError, match="too large"):
+            (txn.start_commit if start else txn.commit)()
+    txn.upsert("t", (2, "b"))  # it is open
+    txn.commit()
+    assert store.table("t").count() == 2
+
+
+def test_what_comes_to_a_transaction_whose_commit_found_its_table_dropped_is_told_so(
+    store: txnkv.Client, remote: Remote
+) -> None:
+    client = remote()
+    store.create_table("gone", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    txn = client.new_transaction()
+    txn.upsert("gone", (1,))
+    store.drop_table("gone")
+    with pytest.raises(txnkv.TableNotFoundError, match="'gone' was dropped"):
+        txn.commit()
+    with pytest.raises(txnkv.InvalidTxnStateError, match=r"ABORTED \(table 'gone' was dropped"):
+        txn.upsert("t", (1, "a"))
+
+
 def test_the_begin_is_before_the_next_request(store: txnkv.Client, remote: Remote) -> None:
     client = remote()
     table = client.table("t")

@@ -19,11 +19,10 @@ from typing import Any, Final, TypeVar
 
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import (
+    AuthenticationError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowErrors,
-    TransactionConflictError,
-    TransactionLockedError,
     TxnkvError,
     TxnNotFoundError,
     UnavailableError,
@@ -254,28 +253,28 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def ended_by(self, commit: Callable[[], Timestamp]) -> Timestamp:
         """Return what a commit gives, and know how the transaction stands after it."""
+        self._committed_at = self._attempted(commit)
+        self.over = True
+        return self._committed_at
+
+    def _attempted(self, commit: Callable[[], T]) -> T:
         try:
-            found = commit()
-        except RowErrors:
-            self.ending = False
-            raise
-        except (TransactionConflictError, TransactionLockedError, InvalidTxnStateError):
-            with suppress(TxnkvError):
-                state = self.state
-                self.over, self.ending = state.ended, state is not TxnState.OPEN
-            raise
+            return commit()
         except LostHandleError:
             self._require_unknown()
             raise
-        except UnavailableError:  # it was not begun
+        except (RowErrors, UnavailableError, AuthenticationError):  # it was not begun
             self.ending = False
             raise
         except CommitOutcomeUnknownError as error:
             if error.txn_id or not self._known_id:
                 raise
             raise self._unknown(f"{error} (transaction {self._known_id})") from None
-        self.over, self._committed_at = True, found
-        return found
+        except Exception:
+            with suppress(TxnkvError):
+                state = self.state
+                self.over, self.ending = state.ended, state is not TxnState.OPEN
+            raise
 
     def _require_unknown(self) -> None:
         """The server has no handle of it: was it committed by a call that was not answered?
@@ -310,7 +309,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
                 "cannot start committing: a session of the transaction has rows that were not "
                 "flushed. Flush it first, or call commit()"
             )
-        self._call("start_commit")
+        self._attempted(lambda: self._call("start_commit"))
 
     def is_commit_complete(self) -> bool:
         self.over = bool(self._call("is_commit_complete"))

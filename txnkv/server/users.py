@@ -114,8 +114,9 @@ class User:
         """
         if not self.may(right, about):
             to = "" if about is None else f" to {about.kind} {about.name!r}"
+            what = "any" if right == "none" else f"to {right}"
             raise AuthenticationError(
-                f"user {self.name!r} has no right to {right}{to}: who runs the server gives it, in "
+                f"user {self.name!r} has no right {what}{to}: who runs the server gives it, in "
                 "the file of users"
             )
 
