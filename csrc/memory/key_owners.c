@@ -10,9 +10,11 @@
 
 /* Runs, each at least twice as long as the one behind it: so they are few, and a key is moved a
  * few times. */
-enum { RUNS = 40, MOST = 1000, MOST_EACH = 4 /* owners of keys */ };
+enum { RUNS = 40, OWNER_BITS = 24, MOST = 1000, MOST_EACH = 4 /* owners of keys */ };
 
-/* Ascending, of each key the upper half of its hash above its owner. */
+static const uint32_t NO_OWNER = UINT32_MAX;
+
+/* Ascending, of each key the upper bits of its hash above its owner. */
 typedef struct {
     uint64_t *keys;
     uint32_t n;
@@ -29,7 +31,14 @@ static uint64_t hash_of(const keys_t *keys, uint32_t i) {
     return hash64(key.data, key.len);
 }
 
-static uint64_t upper_half(uint64_t hash) { return hash >> 32 << 32; }
+static uint64_t hash_bits(uint64_t key) { return key >> OWNER_BITS << OWNER_BITS; }
+
+static uint32_t owner_of(uint64_t key) { return (uint32_t)key & ((1u << OWNER_BITS) - 1); }
+
+/* By bits that are kept of no key, so that each share lies as evenly as all. */
+static bool in_share(uint64_t hash, uint32_t share, uint32_t shares) {
+    return shares == 1 || (uint64_t)owner_of(hash) * shares >> OWNER_BITS == share;
+}
 
 static int compare(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -71,19 +80,31 @@ static uint32_t runs_to_merge(const key_owners_t *owners, uint32_t *n) {
     return count;
 }
 
-status_t key_owners_add(key_owners_t *owners, const keys_t *keys, uint32_t owner) {
-    if (keys->n == 0) return STATUS_OK;
-    if ((uint64_t)key_owners_count(owners) + keys->n > INT32_MAX) return STATUS_LIMIT;
-    uint32_t n = keys->n;
+static uint32_t count_of(const keys_t *keys, uint32_t share, uint32_t shares) {
+    if (shares == 1) return keys->n;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < keys->n; i++) n += in_share(hash_of(keys, i), share, shares);
+    return n;
+}
+
+status_t key_owners_add(key_owners_t *owners, const keys_t *keys, uint32_t owner, uint32_t share,
+                        uint32_t shares) {
+    if (owner >> OWNER_BITS != 0) return STATUS_LIMIT;
+    uint32_t n = count_of(keys, share, shares);
+    if (n == 0) return STATUS_OK;
+    if ((uint64_t)key_owners_count(owners) + n > INT32_MAX) return STATUS_LIMIT;
     const uint32_t merged = runs_to_merge(owners, &n);
-    run_t run = {alloc_array(n, sizeof *run.keys), keys->n};
+    run_t run = {alloc_array(n, sizeof *run.keys), 0};
     uint64_t *spare = merged == 0 ? NULL : alloc_array(n, sizeof *spare);
     if (run.keys == NULL || (merged != 0 && spare == NULL)) {
         alloc_free(run.keys);
         alloc_free(spare);
         return STATUS_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < keys->n; i++) run.keys[i] = upper_half(hash_of(keys, i)) | owner;
+    for (uint32_t i = 0; i < keys->n; i++) {
+        const uint64_t hash = hash_of(keys, i);
+        if (in_share(hash, share, shares)) run.keys[run.n++] = hash_bits(hash) | owner;
+    }
     qsort(run.keys, run.n, sizeof *run.keys, compare);
     for (uint32_t i = 0; i < merged; i++) {
         const run_t last = owners->runs[--owners->n];
@@ -128,16 +149,54 @@ uint32_t key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t
                          uint8_t *out_keys) {
     uint64_t found = 0;
     for (uint32_t i = 0; i < keys->n; i++) {
-        const uint64_t wanted = upper_half(hash_of(keys, i));
+        const uint64_t wanted = hash_bits(hash_of(keys, i));
         for (uint32_t k = 0; k < owners->n; k++) {
             const run_t *run = owners->runs + k;
             for (uint32_t at = lower_bound(run, wanted); at < run->n; at++) {
-                if (upper_half(run->keys[at]) != wanted) break;
+                if (hash_bits(run->keys[at]) != wanted) break;
                 if (++found > MOST + MOST_EACH * (uint64_t)i) return 0;
-                set_bit(out, (uint32_t)run->keys[at]);
+                set_bit(out, owner_of(run->keys[at]));
                 set_bit(out_keys, i);
             }
         }
     }
     return 1;
+}
+
+/* All keys in one run, or in none. */
+static status_t unite(key_owners_t *owners) {
+    while (owners->n > 1) {
+        const run_t a = owners->runs[owners->n - 2], b = owners->runs[owners->n - 1];
+        uint64_t *const keys = alloc_array((size_t)a.n + b.n, sizeof *keys);
+        if (keys == NULL) return STATUS_NO_MEMORY;
+        merge(a, b, keys);
+        alloc_free(a.keys);
+        alloc_free(b.keys);
+        owners->runs[--owners->n - 1] = (run_t){keys, a.n + b.n};
+    }
+    return STATUS_OK;
+}
+
+status_t key_owners_pairs(key_owners_t *owners, const uint32_t *seen, const uint32_t *writers,
+                          uint32_t *out, uint32_t cap, uint32_t *n) {
+    *n = 0;
+    const status_t status = unite(owners);
+    if (status != STATUS_OK || owners->n == 0) return status;
+    const run_t *run = owners->runs;
+    uint32_t before = NO_OWNER; /* the latest of another writer that has the key too */
+    for (uint32_t i = 1; i < run->n && *n < cap; i++) {
+        const uint32_t owner = owner_of(run->keys[i]), last = owner_of(run->keys[i - 1]);
+        if (hash_bits(run->keys[i]) != hash_bits(run->keys[i - 1])) {
+            before = NO_OWNER;
+        } else if (writers[owner] != writers[last]) {
+            before = last;
+        }
+        if (before == NO_OWNER || before < seen[owner]) continue;
+        uint32_t *const pair = out + 2 * (size_t)*n;
+        if (*n > 0 && pair[-2] == before && pair[-1] == owner) continue;
+        pair[0] = before;
+        pair[1] = owner;
+        ++*n;
+    }
+    return STATUS_OK;
 }

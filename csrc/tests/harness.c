@@ -130,6 +130,7 @@ int main(void) {
     RUN(test_partition);
     RUN(test_bloom);
     RUN(test_key_owners);
+    RUN(test_key_owners_pairs);
     RUN(test_visible);
     RUN(test_delta);
     RUN(test_block);

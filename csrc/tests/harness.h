@@ -53,6 +53,7 @@ void test_merge(void);
 void test_partition(void);
 void test_bloom(void);
 void test_key_owners(void);
+void test_key_owners_pairs(void);
 void test_visible(void);
 void test_delta(void);
 void test_block(void);

@@ -43,11 +43,11 @@ void test_key_owners(void) {
             keys[i] = keys_random((shape_t)shape, random_below(i % 50 == 0 ? 2000 : 20), false);
             alloc_fail_at(i % 7 == 0 ? 1 : 0);
             if (i % 7 == 0 && keys[i].n > 0) {
-                EXPECT(key_owners_add(owners, keys + i, i) == STATUS_NO_MEMORY);
+                EXPECT(key_owners_add(owners, keys + i, i, 0, 1) == STATUS_NO_MEMORY);
             }
             alloc_fail_at(0);
             EXPECT(key_owners_count(owners) == n);
-            EXPECT(key_owners_add(owners, keys + i, i) == STATUS_OK);
+            EXPECT(key_owners_add(owners, keys + i, i, 0, 1) == STATUS_OK);
             n += keys[i].n;
         }
         for (uint32_t i = 0; i < OWNERS; i++) {
@@ -66,6 +66,68 @@ void test_key_owners(void) {
         free(bits);
         free(found);
         key_owners_destroy(owners);
+    }
+}
+
+static bool has_key(const keys_t *keys, slice_t key) {
+    for (uint32_t i = 0; i < keys->n; i++) {
+        if (slice_compare(keys_at(keys, i), key) == 0) return true;
+    }
+    return false;
+}
+
+void test_key_owners_pairs(void) {
+    enum { OWNERS = 40, CAP = OWNERS * OWNERS };
+    for (int round = 0; round < 40; round++) {
+        const shape_t shape = (shape_t)(round % KEYS_SHAPES);
+        const uint32_t shares = 1 + random_below(3);
+        keys_t keys[OWNERS];
+        uint32_t seen[OWNERS], writers[OWNERS], n = 0;
+        uint32_t *const pairs = (uint32_t *)(void *)exact(2 * CAP * sizeof *pairs);
+        for (uint32_t i = 0; i < OWNERS; i++) {
+            keys[i] = keys_random_sorted(shape, random_below(20), round % 3 != 0);
+            seen[i] = random_below(i + 1);
+            writers[i] = i == 0 ? 0 : writers[i - 1] + (random_below(3) != 0);
+        }
+        for (uint32_t share = 0, more = 0; share < shares; share++, n += more) {
+            key_owners_t *owners = key_owners_create();
+            for (uint32_t i = 0; i < OWNERS; i++) {
+                EXPECT(key_owners_add(owners, keys + i, i, share, shares) == STATUS_OK);
+            }
+            alloc_fail_at(1);
+            const status_t status =
+                key_owners_pairs(owners, seen, writers, pairs + 2 * n, CAP - n, &more);
+            alloc_fail_at(0);
+            if (status == STATUS_NO_MEMORY) {
+                EXPECT(key_owners_pairs(owners, seen, writers, pairs + 2 * n, CAP - n, &more) ==
+                       STATUS_OK);
+            }
+            key_owners_destroy(owners);
+        }
+        uint32_t expected = 0;
+        bool wanted[OWNERS][OWNERS] = {{false}};
+        for (uint32_t later = 0; later < OWNERS; later++) {
+            for (uint32_t k = 0; k < keys[later].n; k++) {
+                const slice_t key = keys_at(keys + later, k);
+                uint32_t at = later;
+                while (at-- > 0) {
+                    if (writers[at] != writers[later] && has_key(keys + at, key)) break;
+                }
+                if (at == UINT32_MAX || at < seen[later] || wanted[at][later]) continue;
+                wanted[at][later] = true;
+                expected++;
+            }
+        }
+        uint32_t found = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            EXPECT(pairs[2 * i] < pairs[2 * i + 1] && pairs[2 * i + 1] < OWNERS);
+            const bool once = wanted[pairs[2 * i]][pairs[2 * i + 1]];
+            found += once;
+            if (once) wanted[pairs[2 * i]][pairs[2 * i + 1]] = false;
+        }
+        EXPECT(found == expected);
+        for (uint32_t i = 0; i < OWNERS; i++) keys_drop(keys[i]);
+        free(pairs);
     }
 }
 

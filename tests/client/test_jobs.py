@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -122,6 +125,48 @@ def test_attempts_do_not_see_each_other(txn: txnkv.Transaction, table: txnkv.Tab
     assert txn.state is txnkv.TxnState.OPEN
     txn.rollback()
     assert table.count() == 0
+
+
+@pytest.mark.parametrize("by_hash", [False, True])
+@pytest.mark.parametrize("keys", ["int64", "string"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_key_of_two_attempts_is_found_however_they_are_compared(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, seed: int, keys: Any, by_hash: bool
+) -> None:
+    """In pairs, or of many by the hashes of their keys, in shares of those."""
+    if by_hash:
+        monkeypatch.setattr("txnkv.tables.commit.tablet_participants._LOOK", 1e9)
+        monkeypatch.setattr("txnkv.tables.commit.tablet_participants._NOTED_AT_ONCE", 40)
+    at_random = random.Random(seed)
+    schema = txnkv.Schema({"id": keys, "v": "int64"}, primary_key=["id"])
+    wide = client.create_table("wide", schema, partition_by=txnkv.hash_partition("id", 2))
+    name: Any = int if keys == "int64" else "{:030}".format
+
+    def write(session: txnkv.Session, some: set[int]) -> None:
+        rows = {"id": [name(key) for key in some], "v": [len(some)] * len(some)}
+        session.write(wide, pa.table(rows), op="upsert")
+
+    txn = client.new_transaction()
+    write(txn.new_session(), {*range(0, 600, 7)})  # which all attempts see
+    job = Job.start(txn)
+    by_attempt = [{at_random.randrange(600) for _ in range(8)} for _ in range(12)]
+    for number, some in enumerate(by_attempt):
+        session = job.session(str(number))
+        write(session, some)
+        write(session, set(at_random.sample(sorted(some), 3)))  # it sees its own
+    counted = at_random.sample(range(12), 6 if seed else 2)
+    job.commit([str(number) for number in counted])
+    write(txn.new_session(), set().union(*by_attempt))  # which sees them
+    had = Counter(key for number in counted for key in by_attempt[number])
+    twice = {name(key) for key, n in had.items() if n > 1}
+    if twice:
+        with pytest.raises(txnkv.RowErrors) as caught:
+            txn.commit()
+        assert {error.key for error in caught.value.errors} == twice
+        txn.rollback()
+    else:
+        txn.commit()
+    assert wide.count() == (0 if twice else len({*range(0, 600, 7)}.union(*by_attempt)))
 
 
 def test_an_attempt_meets_the_rows_of_the_transaction(

@@ -352,10 +352,10 @@ class KeyOwners:
         self._c = ffi.gc(made, lib.key_owners_destroy)
         self.n = 0
 
-    def add(self, keys: Keys, owner: int) -> None:
-        """One more owner, by its number, has these keys."""
-        check(lib.key_owners_add(self._c, keys.c, owner), f"noting {keys.n} keys")
-        self.n += keys.n
+    def add(self, keys: Keys, owner: int, share: int = 0, shares: int = 1) -> None:
+        """One more owner, by its number, has these keys; of all those of one share are kept."""
+        check(lib.key_owners_add(self._c, keys.c, owner, share, shares), f"noting {keys.n} keys")
+        self.n = int(lib.key_owners_count(self._c))
 
     def find(self, keys: Keys, owners: int) -> tuple[Rows, Rows] | None:
         """Those of so many owners who may have one of the keys, and the positions of those keys.
@@ -365,6 +365,20 @@ class KeyOwners:
         if not lib.key_owners_find(self._c, keys.c, pointer(bits), pointer(found)):
             return None
         return Bitmap(owners, bits).positions(), Bitmap(keys.n, found).positions()
+
+    def pairs(self, seen: Rows, writers: Rows, cap: int) -> list[tuple[int, int]]:
+        """Pairs of owners that may have a key in common while the later has not seen the earlier:
+        of all that have a key the latest before it. Each once, `cap` of them is where it ends.
+
+        Args:
+            seen: for each owner the number below which it has seen all others.
+            writers: for each owner a number; those of the same know of each other, and are in a
+                row.
+        """
+        out, n = ffi.new("uint32_t[]", 2 * cap), ffi.new("uint32_t *")
+        told = rows_pointer(seen), rows_pointer(writers)
+        check(lib.key_owners_pairs(self._c, *told, out, cap, n), f"comparing {self.n} keys")
+        return list(dict.fromkeys((out[2 * i], out[2 * i + 1]) for i in range(n[0])))
 
 
 class Merger:
