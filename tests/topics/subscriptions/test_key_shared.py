@@ -17,6 +17,7 @@ from tests import internals
 from tests.topics.subscriptions.subscription_tools import cursor_rows, left_over
 from txnkv.topics.delivery.key_shared import (
     TOP_HASH,
+    KeySharedReader,
     join_sharers,
     leave_sharers,
     load_sharers,
@@ -521,3 +522,22 @@ def test_many_that_are_done_with_keep_nobody_from_what_is_behind(
     sub = topic.subscribe("s", "key_shared")
     sub.ack(ids[:3495])
     assert [message.id for message in sub.receive_many(100, timeout=0)] == ids[3495:]
+
+
+def test_one_of_many_that_wait_is_given_without_a_look_at_the_others(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, 600)
+    looks = []
+    known = KeySharedReader._is_known
+
+    def counted(self: KeySharedReader, *args: Any) -> bool:
+        looks.append(args)
+        return known(self, *args)
+
+    monkeypatch.setattr(KeySharedReader, "_is_known", counted)
+    sub = subscribe(topic)
+    found = [sub.receive() for _ in range(50)]
+    assert in_order(found)
+    assert len(looks) <= 3 * len(found)
+    assert sorted(numbers(found + take(sub))) == list(range(600))

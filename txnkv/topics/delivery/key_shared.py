@@ -143,7 +143,7 @@ def read_all_again(cur: apsw.Cursor, subscription_id: int) -> None:
 _IS_MINE = "{0}.slot IS NOT NULL AND {0}.slot = ?2 AND {0}.start = ?3 AND {0}.consumer = ?4"
 
 _BLOCKED = f"""
-SELECT 1 FROM leases WHERE subscription_id = ?1 AND key_hash = ?6
+SELECT 1 FROM leases INDEXED BY leases_by_key WHERE subscription_id = ?1 AND key_hash = ?6
 AND NOT ({_IS_MINE.format("leases")} AND ifnull(until, {FOR_EVER}) > ?5)
 AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED}) LIMIT 1
 """
@@ -189,7 +189,7 @@ class KeySharedReader(LeaseReader):
     def __init__(self, *args: Any) -> None:
         self._marks: dict[int, int] = {}
         self._waiting: dict[int, deque[_Waiting]] = {}
-        self._left: dict[int, deque[_Waiting]] = {}
+        self._looked: dict[int, tuple[int, list[_Waiting]]] = {}
         super().__init__(*args)
 
     # -- reading -----------------------------------------------------------------------
@@ -229,14 +229,14 @@ class KeySharedReader(LeaseReader):
         moved = False
         for id, source in self._sources.items():
             waiting = self._waiting.setdefault(id, deque())
-            room = source.share - sum(each.message.nbytes for each in waiting)
             source.moved = False
-            while room > 0 and len(waiting) < AHEAD and source.fill(self._ends):
+            while len(waiting) < AHEAD and source.fill(self._ends):
+                if sum(each.message.nbytes for each in waiting) >= source.share:
+                    break
                 for message in source.take():
                     hash = key_hash(message)
                     if hash in self._part:
                         waiting.append(_Waiting(message, source.trail_of(message.offset), hash))
-                        room -= message.nbytes
             moved |= source.moved
         return moved
 
@@ -260,7 +260,11 @@ class KeySharedReader(LeaseReader):
         more = False
         if not self._anew and (dead or some):
             more = super()._claim(most, dead)
-            self._waiting |= self._left
+            for id, (looked, left) in self._looked.items():
+                waiting = self._waiting[id]
+                for _ in range(looked):
+                    waiting.popleft()
+                waiting.extendleft(reversed(left))
         # Where some that others did with were dropped, there is room to read on.
         return more or self._anew or sum(map(len, self._waiting.values())) < before
 
@@ -273,7 +277,7 @@ class KeySharedReader(LeaseReader):
         return [(0, clock.monotonic_micros()), (DELAYED, DELAYED + now_micros())]
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[Any]:
-        self._left = {}
+        self._looked = {}
         if self._adopt(cur):
             return []
         return super()._claim_freed(cur, most)
@@ -306,7 +310,9 @@ class KeySharedReader(LeaseReader):
         return False
 
     def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
-        """Those that wait and can be claimed; where the source is does not depend on it."""
+        """Those that wait and can be claimed; where the source is does not depend on it. How many
+        were looked at, and which of them are left, is noted for when it is committed.
+        """
         found: list[Message] = []
         if self._anew or not self._waiting:
             return found, {}
@@ -316,11 +322,12 @@ class KeySharedReader(LeaseReader):
         ids = list(self._waiting)
         self._turn += 1
         for id in ids[self._turn % len(ids) :] + ids[: self._turn % len(ids)]:
-            left = self._left[id] = deque[_Waiting]()
-            for each in self._waiting[id]:
+            left = list[_Waiting]()
+            for looked, each in enumerate(self._waiting[id]):
+                self._looked[id] = looked, left
                 if len(found) >= most or room <= 0:
-                    left.append(each)
-                    continue
+                    break
+                self._looked[id] = looked + 1, left
                 if self._is_known(cur, id, each):
                     for first, last in self._gap(cur, id, each):
                         ack_rows.delete(cur, self._info.id, id, first, last)
