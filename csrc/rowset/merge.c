@@ -107,20 +107,25 @@ static uint32_t heap_make(head_t *heap, const keys_t *sources, uint32_t k,
     return n;
 }
 
-status_t merge_kway(const keys_t *sources, uint32_t k, uint32_t *cursors, uint32_t cap,
-                    uint16_t *out_source, uint32_t *out_index, uint32_t *out_n) {
+status_t merge_kway(const keys_t *sources, uint32_t k, const uint8_t *ends, uint32_t *cursors,
+                    uint32_t cap, uint16_t *out_source, uint32_t *out_index, uint32_t *out_n) {
     CHECK(k <= 65536);
     head_t *heap = alloc_array(k, sizeof *heap);
     if (heap == NULL) return STATUS_NO_MEMORY;
-    const uint32_t live = heap_make(heap, sources, k, cursors);
+    uint32_t live = heap_make(heap, sources, k, cursors);
     uint32_t n = 0;
     while (n < cap && live != 0) {
         const uint32_t source = heap[0].source;
         out_source[n] = (uint16_t)source;
         out_index[n++] = cursors[source]++;
-        if (cursors[source] == sources[source].n) break;
-        head_load(&heap[0], &sources[source], cursors[source]);
-        sift_down(heap, live, 0);
+        if (cursors[source] < sources[source].n) {
+            head_load(&heap[0], &sources[source], cursors[source]);
+        } else if (!ends[source]) {
+            break;
+        } else if (--live != 0) {
+            heap[0] = heap[live];
+        }
+        if (live != 0) sift_down(heap, live, 0);
     }
     alloc_free(heap);
     *out_n = n;

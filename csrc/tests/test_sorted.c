@@ -148,7 +148,7 @@ static void check_common(const keys_t *a, const keys_t *b) {
 
 enum { SOURCES = 5 };
 
-static void check_merged(const keys_t *sources) {
+static void check_merged(const keys_t *sources, const uint8_t *ends) {
     uint32_t cursors[SOURCES] = {0}, total = 0, out = 0, n, index[64];
     uint16_t source[64];
     uint32_t last_source = 0, last_index = 0;
@@ -156,7 +156,7 @@ static void check_merged(const keys_t *sources) {
     while (out < total) {
         uint32_t before[SOURCES];
         memcpy(before, cursors, sizeof before);
-        EXPECT(merge_kway(sources, SOURCES, cursors, 64, source, index, &n) == STATUS_OK);
+        EXPECT(merge_kway(sources, SOURCES, ends, cursors, 64, source, index, &n) == STATUS_OK);
         EXPECT(n > 0 && n <= 64);
         for (uint32_t i = 0; i < n; i++, out++) {
             EXPECT(index[i] == before[source[i]]++);
@@ -170,9 +170,9 @@ static void check_merged(const keys_t *sources) {
         }
         EXPECT(memcmp(before, cursors, sizeof before) == 0);
         const uint32_t s = source[n - 1];
-        EXPECT(n == 64 || cursors[s] == sources[s].n);
+        EXPECT(n == 64 || out == total || (cursors[s] == sources[s].n && !ends[s]));
     }
-    EXPECT(merge_kway(sources, SOURCES, cursors, 64, source, index, &n) == STATUS_OK && n == 0);
+    EXPECT(merge_kway(sources, SOURCES, ends, cursors, 64, source, index, &n) == STATUS_OK && n == 0);
 }
 
 void test_merge(void) {
@@ -191,12 +191,16 @@ void test_merge(void) {
         for (uint32_t s = 0; s < SOURCES; s++) {
             sources[s] = keys_random_sorted((shape_t)shape, s * 90, s % 2 == 0);
         }
-        check_merged(sources);
+        for (uint32_t round = 0; round < 1 << SOURCES; round++) {
+            uint8_t ends[SOURCES];
+            for (uint32_t s = 0; s < SOURCES; s++) ends[s] = (uint8_t)(round >> s & 1);
+            check_merged(sources, ends);
+        }
         for (int s = 0; s < SOURCES; s++) keys_drop(sources[s]);
     }
     uint32_t n;
     alloc_fail_at(1);
-    EXPECT(merge_kway(NULL, 0, NULL, 1, NULL, NULL, &n) == STATUS_NO_MEMORY);
+    EXPECT(merge_kway(NULL, 0, NULL, NULL, 1, NULL, NULL, &n) == STATUS_NO_MEMORY);
     alloc_fail_at(0);
 }
 

@@ -125,13 +125,15 @@ def test_merging_block_by_block(lists, cap, data):
     values = [sorted(source) for source in values]
     keys = [k.gather(sort_keys(k) or Rows.range(k.n)) for k in keys]
     cuts = [data.draw(st.integers(0, k.n)) for k in keys]
-    merger = Merger([k.slice(0, cut) for k, cut in zip(keys, cuts, strict=True)])
-    starts, later = [0] * 4, set(range(4))
+    ends = [cut == k.n and data.draw(st.booleans()) for k, cut in zip(keys, cuts, strict=True)]
+    merger = Merger([k.slice(0, cut) for k, cut in zip(keys, cuts, strict=True)], ends)
+    starts, later = [0] * 4, {i for i in range(4) if not ends[i]}
     merged = []
     while not merger.done:
         for i in merger.exhausted:
             if i in later:
-                merger.replace(i, keys[i].slice(cuts[i], keys[i].n - cuts[i]))
+                last = data.draw(st.booleans())
+                merger.replace(i, keys[i].slice(cuts[i], keys[i].n - cuts[i]), last)
                 starts[i] = cuts[i]
                 later.discard(i)
             else:

@@ -399,8 +399,12 @@ class Merger:
         exhausted: sources without keys left that are not finished.
     """
 
-    def __init__(self, sources: Sequence[Keys]) -> None:
+    def __init__(self, sources: Sequence[Keys], ends: Sequence[bool] = ()) -> None:
         """Begins a merge.
+
+        Args:
+            sources: their first keys.
+            ends: of each, nothing follows: it is finished by itself. For () that is not known.
 
         Raises:
             ValueError: there are more than 65536 sources.
@@ -412,7 +416,7 @@ class Merger:
         self._c = ffi.new("keys_t[]", k)
         self._cursors = ffi.new("uint32_t[]", k)
         self._n = ffi.new("uint32_t *")
-        self._finished: set[int] = set()
+        self._ends = bytearray(ends or k)
         self.exhausted: list[int] = []
         for i, keys in enumerate(sources):
             self._c[i] = keys.c[0]
@@ -421,7 +425,7 @@ class Merger:
     @property
     def done(self) -> bool:
         """True when every source is finished."""
-        return len(self._finished) == len(self._keys)
+        return not self.exhausted and self._left == 0
 
     def next(self, cap: int) -> tuple[pa.UInt16Array, pa.UInt32Array]:
         """The next keys, `cap` at most.
@@ -436,11 +440,11 @@ class Merger:
         """
         if self.exhausted:
             raise ValueError(f"sources {self.exhausted} ran out: replace or finish them first")
-        left = sum(keys.n - self._cursors[i] for i, keys in enumerate(self._keys))
-        cap = min(cap, left)
+        cap = min(cap, self._left)
         source, index = allocate(2 * cap), allocate(4 * cap)
         to = pointer(source, "uint16_t *"), pointer(index, "uint32_t *")
-        status = lib.merge_kway(self._c, len(self._keys), self._cursors, cap, *to, self._n)
+        k, ends = len(self._keys), ffi.from_buffer(self._ends)
+        status = lib.merge_kway(self._c, k, ends, self._cursors, cap, *to, self._n)
         check(status, f"merging {len(self._keys)} sources")
         n = self._n[0]
         self._look()
@@ -449,8 +453,9 @@ class Merger:
             pa.Array.from_buffers(pa.uint32(), n, [None, index]),
         )
 
-    def replace(self, i: int, keys: Keys) -> None:
-        """Continues an exhausted source with its next keys; they are not below its last.
+    def replace(self, i: int, keys: Keys, end: bool = False) -> None:
+        """Continues an exhausted source with its next keys; they are not below its last. Nothing
+        follows after them at the end.
 
         Raises:
             ValueError: the source is not exhausted.
@@ -458,7 +463,7 @@ class Merger:
         self._demand_exhausted(i)
         self._keys[i] = keys
         self._c[i] = keys.c[0]
-        self._cursors[i] = 0
+        self._cursors[i], self._ends[i] = 0, end
         self._look()
 
     def finish(self, i: int) -> None:
@@ -468,7 +473,7 @@ class Merger:
             ValueError: the source is not exhausted.
         """
         self._demand_exhausted(i)
-        self._finished.add(i)
+        self._ends[i] = True
         self._look()
 
     def _demand_exhausted(self, i: int) -> None:
@@ -476,11 +481,9 @@ class Merger:
             raise ValueError(f"source {i} still has keys, or is finished: {self.exhausted} ran out")
 
     def _look(self) -> None:
-        self.exhausted = [
-            i
-            for i, keys in enumerate(self._keys)
-            if self._cursors[i] == keys.n and i not in self._finished
-        ]
+        left = [keys.n - cursor for keys, cursor in zip(self._keys, self._cursors, strict=True)]
+        self._left = sum(left)
+        self.exhausted = [i for i, n in enumerate(left) if n == 0 and not self._ends[i]]
 
 
 # -- partitions ------------------------------------------------------------------------

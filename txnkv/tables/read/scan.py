@@ -187,11 +187,9 @@ class Plan:
         names = list(dict.fromkeys((*self.columns, *self.filter.columns)))
         sources = [_Cursor(self, part, names) for part in cluster]
         sources = [source for source in sources if source.advance()]
-        if not sources:
-            return
-        merger = core.Merger([source.keys for source in sources])
-        live = len(sources)
-        while live:
+        ends = [source.next is None for source in sources]
+        merger = core.Merger([source.keys for source in sources], ends)
+        while not merger.done:
             which, index = merger.next(_rows_of(sources))
             if len(which):
                 batch = self._interleaved(sources, names, which, index)
@@ -199,10 +197,9 @@ class Plan:
                     yield batch
             for i in merger.exhausted:
                 if sources[i].advance():
-                    merger.replace(i, sources[i].keys)
+                    merger.replace(i, sources[i].keys, sources[i].next is None)
                 else:
                     merger.finish(i)
-                    live -= 1
 
     def _interleaved(
         self,
@@ -245,6 +242,7 @@ class _Cursor:
 
     Attributes:
         at: of the next row that was not merged yet.
+        next: what follows; None: nothing.
         width: bytes of a row, about.
     """
 
@@ -256,11 +254,13 @@ class _Cursor:
         self._plan = plan
         self._names = names
         self._units = plan.units([part])
+        self.next = next(self._units, None)
         self.arrays: list[pa.Array] = []
 
     def advance(self) -> bool:
         """Go to the next block that has rows to be read; False at the end."""
-        for unit in self._units:
+        while (unit := self.next) is not None:
+            self.next = next(self._units, None)
             with unit.pages(once=self._plan._large) as pages:
                 selection = unit.source.select(pages)
                 if selection is None:
