@@ -18,6 +18,7 @@ from tests.topics.subscriptions.subscription_tools import (
     take,
 )
 from txnkv.storage.faults import arm, disarm
+from txnkv.topics.acks import ack_rows
 from txnkv.topics.messages.message import MessageId
 
 # -- negative acks, leases, dead letters -----------------------------------------------
@@ -388,3 +389,31 @@ def test_a_message_whose_header_has_a_name_that_is_no_utf_8_is_given_up_as_other
     assert take(sub).value == b"good"
     (dead,) = client.topic("dead").consumer().poll(timeout=0)
     assert dead.headers[0] == ("\ufffd", b"x")
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+def test_acks_that_transactions_hold_are_not_looked_at_for_each_message(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch, type: Any
+) -> None:
+    with client.transaction() as txn:
+        for number in range(400):
+            txn.send(topic, str(number), key=str(number))
+    first, second = (topic.subscribe("s", type=type) for _ in range(2))
+    holder, looks = client.new_transaction(), []
+    for message in first.receive_many(150, timeout=0)[::2]:
+        holder.ack(first, message)
+    lives = ack_rows._lives
+
+    def counted(*args: Any) -> bool:
+        looks.append(args)
+        return lives(*args)
+
+    monkeypatch.setattr(ack_rows, "_lives", counted)
+    other = client.new_transaction()
+    for _ in range(20):
+        message = second.receive(timeout=0)
+        assert message is not None
+        other.ack(second, message)
+    assert len(looks) <= 20
+    other.commit()
+    holder.commit()

@@ -406,7 +406,9 @@ def register(
     for first, last in ranges:
         cur.execute(
             "UPDATE pending_acks SET last = max(last, ?1) WHERE subscription_id = ?2 "
-            "AND partition_id = ?3 AND txn_id = ?4 AND first BETWEEN 0 AND ?5 AND last >= ?5",
+            "AND partition_id = ?3 AND txn_id = ?4 AND last >= ?5 AND first = (SELECT max(first) "
+            "FROM pending_acks WHERE subscription_id = ?2 AND partition_id = ?3 AND txn_id = ?4 "
+            "AND first BETWEEN 0 AND ?5)",
             (last, info.id, partition_id, holder.txn_id, first),
         )
         if cur.connection.changes() == 0:

@@ -318,11 +318,10 @@ class KeySharedReader(LeaseReader):
             return found, {}
         room = self._max_bytes - self._held
         shut: set[int] = set()
-        pending: dict[int, Ranges] | None = None
         ids = list(self._waiting)
         self._turn += 1
         for id in ids[self._turn % len(ids) :] + ids[: self._turn % len(ids)]:
-            left = list[_Waiting]()
+            left, blocked, upto = list[_Waiting](), NONE, -1
             for looked, each in enumerate(self._waiting[id]):
                 self._looked[id] = looked, left
                 if len(found) >= most or room <= 0:
@@ -335,19 +334,20 @@ class KeySharedReader(LeaseReader):
                 if self._is_blocked(cur, each, shut):
                     left.append(each)
                     continue
-                pending = self._blocked_in(cur) if pending is None else pending
-                message = self._lease(cur, id, each, pending.get(id))
+                if (offset := each.message.offset) > upto:
+                    few = min(looked + most - len(found), len(self._waiting[id]))
+                    upto = self._waiting[id][few - 1].message.offset
+                    blocked = self._blocked_in(cur, id, offset, upto)
+                message = self._lease(cur, id, each, blocked)
                 if message is not None:
                     found.append(message)
                     room -= message.nbytes
         return found, {}
 
-    def _lease(
-        self, cur: apsw.Cursor, id: int, each: _Waiting, pending: Ranges | None
-    ) -> Message | None:
+    def _lease(self, cur: apsw.Cursor, id: int, each: _Waiting, blocked: Ranges) -> Message | None:
         message, at = each.message, (self._info.id, id, each.message.offset)
         place, until = None, self._delay(message)
-        if pending is not None and message.offset in pending:
+        if message.offset in blocked:
             until = None
         elif until is None:
             place, until = self._place, self._until

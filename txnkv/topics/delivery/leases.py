@@ -304,16 +304,14 @@ class LeaseReader(DeliveryReader):
         spans = self._spans
         timeouts = self._topics.coordinator.metrics.messages_timed_out
         claims: list[_Claim] = []
-        blocked: dict[int, Ranges] | None = None
         while spans and len(claims) < most:
-            due = self._due_rows(cur, spans[0], most - len(claims))
-            if not due:
+            if not (due := self._due_rows(cur, spans[0], most - len(claims))):
                 del spans[0]
-            if blocked is None:
-                blocked = self._blocked_in(cur)
+            ids, offsets = {each[0] for each in due}, sorted(each[1] for each in due)
+            blocked = {id: self._blocked_in(cur, id, offsets[0], offsets[-1]) for id in ids}
             for partition_id, offset, before, slot in due:
                 timeouts.add(slot is not None)  # else it was given back
-                if offset in blocked.get(partition_id, ()):
+                if offset in blocked[partition_id]:
                     _lease(cur, self._info.id, partition_id, offset, None, None)
                 else:
                     until = self._until
@@ -321,18 +319,18 @@ class LeaseReader(DeliveryReader):
                     claims.append(_Claim(partition_id, offset, before, until))
         return sorted(claims)
 
-    def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
-        blocked: dict[int, Ranges] = {}
-        for id, first, last, _ in ack_rows.pending(cur, self._store, self._info.id):
-            blocked.setdefault(id, Ranges()).add(first, last)
-        return blocked
+    def _blocked_in(self, cur: apsw.Cursor, id: int, first: int, last: int) -> Ranges:
+        """The acks of transactions that meet [first, last] of a partition."""
+        found = Ranges()
+        for held in ack_rows.pending(cur, self._store, self._info.id, id, first, last + 1):
+            found.add(held.first, held.last)
+        return found
 
     def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
         """New messages; and up to where they, and what was passed over, are claimed."""
         found: list[Message] = []
         room = self._max_bytes - self._held
         moved: dict[int, int] = {}
-        blocked: dict[int, Ranges] | None = None
         ids = list(self._sources)
         self._turn = (self._turn + 1) % len(ids)
         dispatched = self._dispatched(cur)
@@ -340,6 +338,7 @@ class LeaseReader(DeliveryReader):
             source, begin = self._sources[id], dispatched.get(id)
             if begin is None or not source.is_behind(begin):
                 continue
+            blocked: Ranges | None = None
             for message in source.ready:
                 offset = message.offset
                 if len(found) >= most or room <= 0:
@@ -347,7 +346,7 @@ class LeaseReader(DeliveryReader):
                 if offset < begin:
                     continue
                 if blocked is None:
-                    blocked = self._blocked_in(cur)
+                    blocked = self._blocked_in(cur, id, offset, source.ready[-1].offset)
                 moved[id] = offset + 1
                 trail = source.trail_of(offset)
                 if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
@@ -355,7 +354,7 @@ class LeaseReader(DeliveryReader):
                         ack_rows.delete(cur, self._info.id, id, first, last)
                     continue
                 place, until = None, self._delay(message)
-                if offset in blocked.get(id, ()):
+                if offset in blocked:
                     until = None
                 elif until is None:
                     place, until = self._place, self._until
