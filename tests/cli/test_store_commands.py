@@ -7,6 +7,7 @@ import pytest
 
 import txnkv
 from txnkv import UnavailableError
+from txnkv.coordinator import Loss
 from txnkv.coordinator.ids import MAX_JUMP
 from txnkv.storage.clocks import clock
 from txnkv.storage.directory import FORMAT_NAME
@@ -209,3 +210,19 @@ def test_the_clock_is_repaired(tmp_path, run, invoke):
         delete(1)
     with txnkv.connect(path) as client:
         assert client.table("t").count() == 0
+
+
+def test_repair_tells_the_loss_that_it_makes(tmp_path, run, monkeypatch):
+    """It told what a look before had found, and nothing of what went in the end."""
+    with txnkv.connect(tmp_path / "store") as client:
+        client.create_topic("q")
+    asked = []
+
+    def lost(client, part, *, dry_run=False):
+        asked.append(dry_run)
+        return Loss(part, offsets=() if dry_run else ((0, 3),))
+
+    monkeypatch.setattr(txnkv.Client, "accept_loss", lost)
+    said = run("repair", tmp_path / "store", "--accept-loss", "q/0", "--yes").out
+    assert said == "q/0: offsets 0 to 2\nq/0 works again\n"
+    assert asked == [False]

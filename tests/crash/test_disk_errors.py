@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import txnkv
 from tests import internals
+from tools.children import Children
 from txnkv.coordinator import Coordinator
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.storage import extents
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 CODES = {errno.EIO: txnkv.UnavailableError, errno.ENOSPC: txnkv.StorageFullError}
@@ -150,3 +154,75 @@ def test_a_with_block_whose_rollback_fails(path: Path, monkeypatch: pytest.Monke
         assert client.transaction_state(txn.id) is txnkv.TxnState.OPEN
         assert internals.maintenance(client).round()
         assert client.transaction_state(txn.id) is txnkv.TxnState.ABORTED
+
+
+def held_up(patch: pytest.MonkeyPatch, folder: str, at: int) -> list[str]:
+    """Have one opening of an LMDB file in such a folder find no descriptor left, idle files closed
+    or not; those that were asked for.
+    """
+    real, asked = lmdb.open, []
+
+    def opened(place: str, *args: Any, **options: Any) -> Any:
+        if str(place).endswith(folder):
+            asked.append(place)
+            if len(asked) in (at, at + 1):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), place)
+        return real(place, *args, **options)
+
+    patch.setattr(lmdb, "open", opened)
+    return asked
+
+
+PARTS = {"table:t/0": "tablets/1", "topic:q/0": "logs/1"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("aside", [False, True])
+def test_what_cannot_be_looked_at_is_not_given_up(path: Path, part: str, aside: bool) -> None:
+    """Without a descriptor, or room for a copy, all of a part that had lost nothing was gone."""
+    folder = f"{PARTS[part]}/mended" if aside else PARTS[part]
+    with txnkv.connect(path) as client:
+        refused = 0
+        for at in range(1, 20):
+            with pytest.MonkeyPatch.context() as patch:
+                asked = held_up(patch, folder, at)
+                try:
+                    assert not client.accept_loss(part)
+                except txnkv.UnavailableError:
+                    refused += 1
+            if len(asked) < at:
+                break
+        assert refused
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(extents, "copy", no_room)
+            with pytest.raises(txnkv.StorageFullError):
+                client.accept_loss(part)
+        assert not os.path.exists(path / PARTS[part] / "mended")
+        whole(client)
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def whole(client: txnkv.Client) -> None:
+    """Nothing of what the store had is lost."""
+    assert client.table("t").get(1) == {"id": 1, "text": "one"}
+    with client.topic("q").consumer() as consumer:
+        assert [message.value for message in consumer.poll(timeout=0.0)] == [b"one"]
+    assert client.check().problems == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_only_whole_file_stays(path: Path, children: Children, part: str) -> None:
+    """It is aside after a death. One error of its opening, and it was removed as of no use."""
+    program = "txnkv.connect(args[0]).accept_loss(args[1])"
+    child = children.start(program, path, part, fault="mending.named=kill")
+    assert child.popen.wait(120) == -signal.SIGKILL
+    with txnkv.connect(path) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            held_up(patch, "mended", 1)
+            with pytest.raises(txnkv.UnavailableError):
+                client.accept_loss(part)
+        assert not client.accept_loss(part)
+        whole(client)

@@ -267,7 +267,7 @@ def repair(store: str, clock: bool, part: str | None, yes: bool) -> None:
 
 
 def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
-    loss = client.accept_loss(part, dry_run=True)
+    loss = client.accept_loss(part, dry_run=not yes)
     for line in loss.lines():
         click.echo(line)
     if loss and not yes:
@@ -277,7 +277,6 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
     if not yes:
         click.echo(f"{loss.part} has lost nothing; if it does not work, say --yes")
         return
-    client.accept_loss(part)
     click.echo(f"{loss.part} works again" if loss else f"{loss.part} had lost nothing")
 
 

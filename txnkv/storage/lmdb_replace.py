@@ -37,7 +37,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +49,14 @@ from txnkv.storage import extents
 from txnkv.storage.directory import make_private_directory, opened, sync, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
-from txnkv.storage.faults import declare_fault_point, disk_errors, fault_point, lmdb_error
+from txnkv.storage.faults import (
+    declare_fault_point,
+    disk_errors,
+    errno_of,
+    fault_point,
+    lmdb_error,
+    remove_folder,
+)
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.status_db import StatusDatabase
 
@@ -160,7 +167,8 @@ class Mending:
     def make_anew(self) -> None:
         """Nothing of what could be copied is of use."""
         self._is_named = False
-        self.close()
+        self.environment.close_now()
+        _remove(self._aside)
         make_environment_files(self._aside)
         self.is_copy = False
         self.environment = self._open()
@@ -200,29 +208,57 @@ class Mending:
         return Environment(self._aside, options, lambda _, open_it: open_it())
 
     def _copied(self) -> bool:
-        shutil.rmtree(self._aside, ignore_errors=True)  # of one that died
+        _remove(self._aside)  # of one that died
         make_private_directory(self._aside)
-        with suppress(lmdb.Error, OSError):
+        try:
             if self._is_usable(self._path):
                 with _opened(self._path, self._map_size, readonly=True) as env:
                     extents.copy(env, self._aside, self._map_size)
                 return True
-        shutil.rmtree(self._aside, ignore_errors=True)
+        except BaseException as error:
+            told = lmdb_error(error, self._path)  # a disk is full as long as the copy is there
+            _remove(self._aside)
+            if not _is_damage(error):
+                if told is None:
+                    raise
+                raise told from error
         make_environment_files(self._aside)
         return False
 
     def _is_usable(self, path: Path) -> bool:
         """Return True when a file is whole, and the one of status.db, if that knows one."""
-        with suppress(lmdb.Error, OSError):
+        file = path / "data.mdb"
+        try:
             # A read behind its end is a SIGBUS.
-            if size := (path / "data.mdb").stat().st_size:
+            if size := file.stat().st_size:
                 with _opened(path, self._map_size, readonly=True) as env:
                     end = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
                     required = self._required
                     return end <= size and (
                         required is None or extents.read_mark(env)[0] == required.identity
                     )
+        except lmdb.MemoryError:
+            with opened(file, os.O_RDONLY) as descriptor:
+                if not extents.is_cut_off(descriptor):  # else it asks for what no file has
+                    raise
+        except (lmdb.Error, OSError) as error:
+            if not _is_damage(error):
+                raise
         return False
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return True for an error that tells of the file which is read. Any other, as of a disk that
+    is full or fails, says nothing of it: what cannot be read now is not lost.
+    """
+    if isinstance(error, lmdb.Error):  # LMDB's own numbers are negative; EFAULT: no such page
+        return errno_of(error) < 0 or errno_of(error) == errno.EFAULT
+    return isinstance(error, FileNotFoundError)
+
+
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        remove_folder(folder)
 
 
 @contextmanager
@@ -235,15 +271,16 @@ def mend(environment: Environment, name: str, status: StatusDatabase) -> Iterato
         status: of the store.
 
     Raises:
-        UnavailableError: another process has it open.
+        UnavailableError: another process has it open, or the disk failed.
+        StorageFullError: no room for the copy; nothing was changed.
         DeniedError: this user may not read it; so it may be well.
     """
     path = environment.path
     with disk_errors(path), suppress(FileNotFoundError), opened(path / "data.mdb", os.O_RDONLY):
         pass
-    make_private_directory(path)
-    with environment.closed(), alone(path) as is_alone:
-        if not is_alone:
+    with environment.closed(), disk_errors(path), ExitStack() as held:
+        make_private_directory(path)
+        if not held.enter_context(alone(path)):
             raise UnavailableError(
                 f"{path} is open in another process. Close the store there, and try again"
             )

@@ -12,7 +12,7 @@ import apsw
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import Loss, LostRows, Timestamp, held, payload, status_table
+from txnkv.coordinator import DAMAGE, Loss, LostRows, Timestamp, held, payload, status_table
 from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.storage import Environment, mend
@@ -63,6 +63,9 @@ def check_row_set(tablet: Tablet, info: RowSetInfo, counted: Counted) -> Iterato
 
     Yields:
         What is wrong, one line each.
+
+    Raises:
+        UnavailableError: it could not be looked at.
     """
     name = f"{tablet.label}, row set {info.id}"
     row_set = RowSet(tablet, info)  # a known one would not read its header again
@@ -83,7 +86,7 @@ def check_row_set(tablet: Tablet, info: RowSetInfo, counted: Counted) -> Iterato
             yield f"{name}: {problem}"
     except (InvalidTxnStateError, RowSetRetired):
         return  # aborted or replaced while we looked
-    except TxnkvError as error:
+    except DAMAGE as error:
         yield str(error)
     counted.row_sets += 1
 
