@@ -6,7 +6,7 @@ import pytest
 
 from txnkv.coordinator import held
 from txnkv.errors import CorruptionError, TxnkvError
-from txnkv.storage import DeniedError
+from txnkv.storage import DatabaseDamagedError, DeniedError
 
 
 @pytest.mark.parametrize("name", ["a", "tablet 1 cannot be opened: b", "it's", "'\"\\'", "\n\\"])
@@ -18,3 +18,10 @@ def test_a_name_makes_no_part_denied(name: str, label: str, error: TxnkvError) -
     """Its words were taken for those of the reason."""
     told = held.refusal(held.why(label.format(name), error), "Restore it")
     assert type(told) is type(error)
+
+
+def test_damage_of_status_db_is_not_that_of_a_part() -> None:
+    """Its tablet was to be restored from a backup, or dropped."""
+    error = DatabaseDamagedError("status.db is damaged")
+    with pytest.raises(DatabaseDamagedError, match=r"^status\.db is damaged$"):
+        held.why("table 't', tablet 1", error)

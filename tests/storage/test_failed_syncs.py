@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from tests.storage.conftest import SCHEMA
@@ -80,6 +81,27 @@ def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
     assert store.runtime.all_synced()
 
 
+def test_after_a_sync_of_a_checkpoint_that_failed_the_pages_are_written_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells it to SQLite alone, where nobody else has the WAL open at that time."""
+    status = store.status
+    checkpointer = status._checkpointer
+
+    def fail(*_: object) -> None:
+        raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
+
+    with status.write(sync=False) as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpointer, "_checkpoint", fail)
+        with pytest.raises(UnavailableError, match="What was committed is in the WAL still"):
+            status.checkpoint()
+    status.sync()
+    assert status._wal.size == 0  # it was moved into the database
+    assert store.runtime.all_synced()
+
+
 def test_a_checkpoint_that_fails_again_and_again_is_told_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +126,16 @@ def test_what_a_backup_has_is_durable_in_the_store(store: Store, tmp_path: Path)
         cursor.execute("INSERT INTO t VALUES (1, 1)")
     store.status.backup_to(tmp_path / "copy.db")
     assert store.runtime.all_synced()
+
+
+def test_a_backup_whose_source_cannot_be_opened(store: Store, tmp_path: Path) -> None:
+    def fail() -> apsw.Connection:
+        raise apsw.exception_for(apsw.SQLITE_IOERR_READ)
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(store.status._readers, "borrow", fail)
+        with pytest.raises(UnavailableError, match=r"status\.db failed"):
+            store.status.backup_to(tmp_path / "copy.db")
 
 
 def test_what_killed_processes_wrote_is_synced_when_the_store_is_opened(

@@ -13,7 +13,8 @@ import apsw
 import pytest
 
 from txnkv.errors import NotSupportedError, StorageFullError, UnavailableError
-from txnkv.storage import Store, sqlite_connection
+from txnkv.storage import DatabaseDamagedError, Store, sqlite_connection
+from txnkv.storage.directory import STATUS_PAGE_BYTES
 from txnkv.storage.sqlite_connection import sqlite_error
 
 Fail = Callable[[str, int], None]
@@ -21,6 +22,9 @@ Fail = Callable[[str, int], None]
 _OPEN = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, use_errno=True
 )  # fmt: skip
+_READ = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, use_errno=True
+)
 
 
 def test_an_error_without_a_text_is_told_by_its_code(tmp_path: Path) -> None:
@@ -92,3 +96,58 @@ def test_a_file_that_is_not_to_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(sqlite_error(error, tmp_path / "status.db", None), UnavailableError)
     monkeypatch.setattr(sqlite_connection.os, "access", lambda *_: False)
     assert isinstance(sqlite_error(error, tmp_path / "status.db", None), NotSupportedError)
+
+
+@pytest.fixture
+def fail_read() -> Iterator[list[int]]:
+    """Has SQLite's read of a file fail that is the last of so many."""
+    vfs = apsw.VFS("of reads", base="unix")
+    name = next(each for each in ("pread64", "pread") if vfs.xGetSystemCall(each))
+    real, left = vfs.xGetSystemCall(name), [0]
+    call = _READ(real)
+
+    def read(file: int, data: int, size: int, at: int) -> int:
+        left[0] -= 1
+        if left[0] == 0:
+            ctypes.set_errno(errno.EIO)
+            return -1
+        return int(call(file, data, size, at))
+
+    mine = _READ(read)
+    vfs.xSetSystemCall(name, ctypes.cast(mine, ctypes.c_void_p).value)
+    yield left
+    vfs.xSetSystemCall(name, real)
+    vfs.unregister()
+
+
+def test_a_read_that_fails_once_is_no_damage(store: Store, fail_read: list[int]) -> None:
+    """To SQLite it is; a backup was to be restored, and a tablet took no writes for a while."""
+    insert(store, 1)
+    told = []
+    for at in range(1, 50):
+        store.status._close_connections()
+        fail_read[0] = at
+        try:
+            with store.status.read() as cur:
+                assert cur.execute("SELECT id FROM t").fetchall() == [(1,)]
+        except UnavailableError as error:
+            told.append(str(error))
+        if fail_read[0] > 0:
+            break
+    assert any("could not be read, but can be now" in each for each in told)
+
+
+def test_damage_is_told_as_such(store: Store) -> None:
+    insert(store, 1)
+    with store.status.read() as cur:
+        page = cur.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").get
+    store.status.checkpoint()
+    path = store.status.path
+    error = apsw.exception_for(apsw.SQLITE_CORRUPT_INDEX)  # no read is told so
+    assert isinstance(sqlite_error(error, path, None), DatabaseDamagedError)
+    with path.open("r+b") as file:
+        file.seek((page - 1) * STATUS_PAGE_BYTES)
+        file.write(b"\xff" * STATUS_PAGE_BYTES)
+    store.status._close_connections()
+    with pytest.raises(DatabaseDamagedError, match="is damaged"), store.status.read() as cur:
+        cur.execute("SELECT id FROM t").fetchall()

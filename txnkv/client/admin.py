@@ -310,10 +310,11 @@ def _check_held(cur: Any, report: CheckReport) -> None:
     live = _live(cur)
     for (kind, id), part in held.parts(cur).items():
         if id in live[kind]:
+            since = f" since {part.flushed.datetime.isoformat()}" if part.flushed else ""
             report.problems.append(
-                f"{part.error}. It takes no writes; what was committed there since "
-                f"{part.flushed.datetime.isoformat()} and could not be written is kept in "
-                "status.db. Restore its files from a backup and flush, or drop it"
+                f"{part.error}. It takes no writes; what was committed there{since} and could not "
+                "be written is kept in status.db. Restore its files from a backup and flush, or "
+                "drop it"
             )
 
 

@@ -25,7 +25,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import CorruptionError, TxnkvError
-from txnkv.storage import DeniedError, extents
+from txnkv.storage import DatabaseDamagedError, DeniedError, extents
 
 Key: TypeAlias = tuple[int, int]
 """The kind of a section, and the id of a tablet or partition."""
@@ -65,7 +65,13 @@ def ids(cur: apsw.Cursor, kind: int) -> dict[int, str]:
 
 
 def why(label: str, error: Exception) -> str:
-    """Return why a part is to be held, as status.db keeps it: it is damaged, or nobody knows."""
+    """Return why a part is to be held, as status.db keeps it: it is damaged, or nobody knows.
+
+    Raises:
+        CorruptionError: it is status.db that is damaged.
+    """
+    if isinstance(error, DatabaseDamagedError):
+        raise error
     return f"{label}{_DENIED if isinstance(error, DeniedError) else ' is damaged: '}{error}"
 
 

@@ -63,6 +63,7 @@ from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,
     NO_DESCRIPTOR_ERRNOS,
+    DatabaseDamagedError,
     DeniedError,
     InjectedFault,
     arm,

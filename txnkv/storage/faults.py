@@ -57,6 +57,10 @@ class DeniedError(NotSupportedError):
     """A file of a store that this user may not open."""
 
 
+class DatabaseDamagedError(CorruptionError):
+    """A database of SQLite is damaged, and no part of a store for it."""
+
+
 Action = str | Callable[[], object]
 """The action of an armed fault point: a text as in TXNKV_FAULT, or a function to call."""
 
@@ -171,6 +175,8 @@ FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR})
 _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
+_SHM_LOCKS = frozenset([121, *range(123, 128)])
+"""Bytes of status.db-shm that SQLite locks: of who makes a checkpoint, and of readers."""
 _OF_SQLITE = 3
 """Files of a database: its own, the WAL and the index of that."""
 
@@ -226,6 +232,32 @@ def database_denied(path: Path) -> TxnkvError | None:
         if is_there(file) and not os.access(file, os.R_OK):  # opened and closed, it loses its locks
             return lmdb_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), file)
     return None
+
+
+def is_protected(path: Path) -> bool:
+    """Return True when the files of a database, or their folder, are not for this process to write.
+
+    Else one of them could not be opened to write just then, and SQLite opened it to read.
+    """
+    files = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+    there = [file for file in files if is_there(file)]
+    return not all(os.access(file, os.W_OK) for file in [path.parent, *there])
+
+
+def holders(path: Path) -> str:
+    """Name the processes whose locks are in the way, as far as the system tells. From the
+    kernel's list: opening the file here, and closing it, would drop this process's own locks.
+    """
+    try:
+        file = os.stat(path.with_name(path.name + "-shm"))
+        at = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        lines = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
+    except OSError:
+        return "some process is"
+    found = {
+        line[4] for line in lines if len(line) == 8 and line[5] == at and int(line[6]) in _SHM_LOCKS
+    } - {str(os.getpid())}
+    return f"process {', '.join(sorted(found))} is" if found else "some process is"
 
 
 def is_there(path: Path) -> bool:

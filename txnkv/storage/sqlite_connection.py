@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -43,7 +44,6 @@ import apsw
 from txnkv.core import SharedWords, SqliteWriter, sqlite_api
 from txnkv.errors import (
     ClosedError,
-    CorruptionError,
     IncompatibleStoreError,
     NotSupportedError,
     StorageFullError,
@@ -53,9 +53,12 @@ from txnkv.errors import (
 from txnkv.storage.directory import FULL_SYNC, STATUS_PAGE_BYTES, FileIdentity, sync_data
 from txnkv.storage.faults import (
     FULL_ERRNOS,
+    DatabaseDamagedError,
     InjectedFault,
     could_not_open,
     database_denied,
+    holders,
+    is_protected,
     is_there,
     with_descriptor,
 )
@@ -191,31 +194,40 @@ def end_transaction(connection: apsw.Connection) -> None:
 
 
 def sqlite_error(
-    error: BaseException, path: Path, connection: apsw.Connection | None
+    error: BaseException, path: Path, connection: apsw.Connection | None, kept: str = ""
 ) -> TxnkvError | None:
-    """The error of txnkv for one of SQLite; None when it is about the statement, not the store."""
-    said = _said(error)
+    """The error of txnkv for one of SQLite; None when it is about the statement, not the store.
+    `kept` is said of what was to be written; "": it was a transaction.
+    """
+    said, seen = _said(error), kept or "This transaction is not visible"
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return CorruptionError(f"{path} is damaged: {said}. Restore a backup")
+        # SQLite takes what the disk could not read for damage.
+        if _code(error) == apsw.SQLITE_CORRUPT and _is_whole(path):
+            return UnavailableError(f"{path} could not be read, but can be now. {seen}, try again")
+        return DatabaseDamagedError(f"{path} is damaged: {said}. Restore a backup")
     if isinstance(error, apsw.ReadOnlyError):
-        if _is_protected(path) or (connection is not None and connection.pragma("query_only")):
+        if is_protected(path) or (connection is not None and connection.pragma("query_only")):
             return NotSupportedError(f"{path} cannot be written: {said}. Was the store opened so?")
         return UnavailableError(
             f"{path} could not be opened to write: {said}. Nothing was changed, try again"
         )
     if isinstance(error, apsw.FullError):
-        return _full(path, said)
+        return _full(path, said, kept)
     if isinstance(error, apsw.IOError) and connection is not None:
         code = connection.system_errno
         if code in FULL_ERRNOS:
-            return _full(path, os.strerror(code))
+            return _full(path, os.strerror(code), kept)
     if isinstance(error, apsw.CantOpenError) and (told := could_not_open(path)) is not None:
         return told
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
-        return UnavailableError(f"{path} failed: {said}. This transaction is not visible")
+        return UnavailableError(f"{path} failed: {said}. {seen}")
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
         return UnavailableError(f"{path} is busy: {said}. Nothing was changed, try again")
     return None
+
+
+def _code(error: BaseException) -> int:
+    return int(getattr(error, "extendedresult", -1))
 
 
 def _said(error: BaseException) -> str:
@@ -224,23 +236,24 @@ def _said(error: BaseException) -> str:
     if text and text != "not an error":
         return text
     names = {**apsw.mapping_extended_result_codes, **apsw.mapping_result_codes}
-    return str(names.get(getattr(error, "extendedresult", -1), type(error).__name__))
+    return str(names.get(_code(error), type(error).__name__))
 
 
-def _is_protected(path: Path) -> bool:
-    """Return True when the files of a database, or their folder, are not for this process to write.
+def _is_whole(path: Path) -> bool:
+    """Return True when all of a database that is in use makes sense to a new connection."""
+    if not is_there(path.with_name(path.name + "-wal")):
+        return False
+    try:
+        with GATE.use(), closing(open_reader(path, read_only=True, cache_bytes=CACHE_BYTES)) as new:
+            return bool(new.execute("PRAGMA integrity_check(1)").get == "ok")
+    except (apsw.Error, OSError, TxnkvError):
+        return False
 
-    Else one of them could not be opened to write just then, and SQLite opened it to read.
-    """
-    files = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
-    there = [file for file in files if is_there(file)]
-    return not all(os.access(file, os.W_OK) for file in [path.parent, *there])
 
-
-def _full(path: Path, text: str) -> StorageFullError:
+def _full(path: Path, text: str, kept: str) -> StorageFullError:
+    kept = kept or "Nothing of this transaction was kept, what was acknowledged is"
     return StorageFullError(
-        f"no room to write {path}: {text}. Nothing of this transaction was kept, what was "
-        "acknowledged is; free space or raise the limit and try again"
+        f"no room to write {path}: {text}. {kept}; free space or raise the limit and try again"
     )
 
 
@@ -368,12 +381,11 @@ REUSE_BYTES: Final = 4 << 20
 WAL_LIMIT_BYTES: Final = 64 << 20
 _READING_SECONDS: Final = 1.0
 """A reader that is in the way for longer is not waited for."""
-_SHM_LOCKS: Final = frozenset([121, *range(123, 128)])
-"""Bytes of status.db-shm that SQLite locks: of who makes a checkpoint, and of readers."""
 _FRAME_HEADER_BYTES: Final = 24
 _CUT_MILLISECONDS: Final = 200
 _REUSE_MILLISECONDS: Final = 10
 """The most that writers wait for readers of the WAL: when it is cut, and when it is begun again."""
+_IN_WAL: Final = "What was committed is in the WAL still, and is read there"
 _THREADS: Final = 4
 """That sync at once, at most."""
 
@@ -385,9 +397,11 @@ class WalFile:
 
     Attributes:
         descriptor: -1 until the first sync.
+        note_failed: told where another sync of it failed.
     """
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, note_failed: Callable[[bool], None]) -> None:
+        self.note_failed = note_failed
         self.path = database.with_name(database.name + "-wal")
         self.descriptor = -1
         self._pool: ThreadPoolExecutor | None = None
@@ -503,7 +517,9 @@ class Checkpointer:
                 try:
                     self._checkpoint(connection, cut)
                 except apsw.Error as error:
-                    raise sqlite_error(error, self._path, connection) or error from error
+                    if _code(error) == apsw.SQLITE_IOERR_FSYNC:  # the system tells it once
+                        self._wal.note_failed(True)
+                    raise sqlite_error(error, self._path, connection, _IN_WAL) or error from error
                 finally:
                     self._readers.give_back(connection)
         finally:
@@ -554,7 +570,7 @@ class Checkpointer:
             _LOG.warning(
                 "the WAL of %s is long and grows with each commit: %s in a read or a checkpoint "
                 "that does not end. It is cut by itself when that goes on or dies",
-                self._path, _holders(self._path),
+                self._path, holders(self._path),
             )  # fmt: skip
         return True
 
@@ -581,19 +597,3 @@ class Checkpointer:
             # The commit is done; that the WAL could not be cut is no failure of it.
             self._note_failed(error)
         self.limit = max(WAL_LIMIT_BYTES, 2 * before if self.wal_bytes else 0)
-
-
-def _holders(path: Path) -> str:
-    """Name the processes whose locks are in the way, as far as the system tells. From the kernel's
-    list: opening the file here, and closing it, would drop this process's own locks.
-    """
-    try:
-        file = os.stat(path.with_name(path.name + "-shm"))
-        at = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-        lines = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
-    except OSError:
-        return "some process is"
-    found = {
-        line[4] for line in lines if len(line) == 8 and line[5] == at and int(line[6]) in _SHM_LOCKS
-    } - {str(os.getpid())}
-    return f"process {', '.join(sorted(found))} is" if found else "some process is"

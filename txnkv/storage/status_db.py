@@ -27,7 +27,7 @@ Lock order: LMDB's write lock before this one, never the other way round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
@@ -121,7 +121,7 @@ class StatusDatabase:
         self._writer: apsw.Connection | None = None
         self._native: SqliteWriter | None = None
         self._queue = WriteQueue(lock_path)
-        self._wal = WalFile(path)
+        self._wal = WalFile(path, runtime.note_sync_failed)
         self._checkpointer = Checkpointer(self._wal, self._readers, self._queue)
         self.wal_is_long = self._checkpointer.is_long
         GATE.register(self)
@@ -262,18 +262,19 @@ class StatusDatabase:
         What is in the copy is durable in the store when it returns. The copy is not synced.
         """
         make_private_file(path)
-        with GATE.use():
-            source = self._readers.borrow()
-            target = with_descriptor(apsw.Connection, str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        at, target, flags = self.path, None, apsw.SQLITE_OPEN_READWRITE
+        with GATE.use(), ExitStack() as held:
             try:
+                source = self._readers.borrow()
+                held.callback(self._readers.give_back, source)
+                at = path
+                target = with_descriptor(apsw.Connection, str(path), flags=flags)
+                held.callback(target.close)
                 with target.backup("main", source, "main") as backup:
                     backup.step(-1)
             except apsw.Error as error:
-                raise sqlite_error(error, path, target) or error from error
-            finally:
-                target.close()
-                self._readers.give_back(source)
-            self.sync_what_was_seen()
+                raise sqlite_error(error, at, target) or error from error
+        self.sync_what_was_seen()
 
     def shorten(self) -> None:
         """Make the file as short as its content, where more than half is free. Others may read.
