@@ -18,7 +18,7 @@ import txnkv
 from tests import internals
 from tests.property.machine_tools import in_child
 from tools.children import Children
-from txnkv.storage import arm, disarm
+from txnkv.storage import arm, backup_files, disarm
 
 BACKUP_POINTS = (
     "backup.status",
@@ -198,6 +198,30 @@ def test_after_an_error_of_the_disk_nothing_is_left(
         with client.transaction() as txn:  # nothing is held any more
             txn.send("marker", b"after")
         internals.maintenance(client).round()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_after_its_last_sync_failed_nothing_is_left(
+    number: int, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it was there under its name, and the error said that nothing was."""
+    left = [1]
+
+    def fail(folder: Path) -> None:
+        if folder == tmp_path and left:
+            left.pop()
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(backup_files, "sync_directory", fail)
+    with txnkv.connect(shop) as client:
+        with pytest.raises((txnkv.StorageFullError, txnkv.UnavailableError)):
+            client.backup(tmp_path / "backup")
+        assert names(tmp_path) == ["shop"]
+        client.backup(tmp_path / "backup")
+    left.append(1)
+    with pytest.raises((txnkv.StorageFullError, txnkv.UnavailableError)):
+        txnkv.restore(tmp_path / "backup", tmp_path / "made")
+    assert names(tmp_path) == ["backup", "shop"]
 
 
 def test_each_damaged_file_is_named(shop: Path, tmp_path: Path) -> None:

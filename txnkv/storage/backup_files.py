@@ -472,13 +472,17 @@ def whole_folder(place: Path, what: str) -> Iterator[Path]:
             yield aside
             sync_folders(aside)
             _rename(aside, place, what)
+            try:
+                sync_directory(place.parent)
+            except OSError:  # nobody knows whether a power loss would leave it there
+                place.rename(aside)
+                raise
         except BaseException:
             with suppress(OSError):
                 remove_folder(aside)
             raise
         finally:
             close_descriptor(descriptor)
-        sync_directory(place.parent)
     except OSError as error:
         if isinstance(error, TxnkvError):
             raise
@@ -521,7 +525,8 @@ def _locked(aside: Path, what: str, place: Path) -> int:
                 descriptor = with_descriptor(os.open, aside, os.O_DIRECTORY | os.O_CLOEXEC)
                 closing.callback(close_descriptor, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not any(aside.iterdir()) and _is_at(descriptor, aside):
+                is_it = os.path.samestat(os.fstat(descriptor), os.stat(aside))
+                if is_it and not any(aside.iterdir()):
                     closing.pop_all()
                     return descriptor
                 # It is of one that died, or went while its lock was waited for.
@@ -538,13 +543,6 @@ def _locked(aside: Path, what: str, place: Path) -> int:
                     f"{aside}, left of {what} that was not finished, cannot be removed: {error}. "
                     f"Remove it, or name another folder than {place}"
                 ) from error
-
-
-def _is_at(descriptor: int, aside: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(aside))
-    except FileNotFoundError:
-        return False
 
 
 def _rename(aside: Path, place: Path, what: str) -> None:
