@@ -313,6 +313,8 @@ def test_tls_both_ways(
     address = f"grpc+tls://127.0.0.1:{serve(tls_certificates=pair).port}"
     with txnkv.connect(address, credentials={"ca": str(cert)}) as client:
         assert client.tables() == ["t"]
+    with pytest.raises(txnkv.UnavailableError, match=r"Does the server want grpc\+tls://\?"):
+        txnkv.connect(address.replace("+tls", ""))
     other, _ = certified(tmp_path, "other")
     for at, trusted, words in (
         (address, {}, "credentials have `ca`"),
@@ -406,6 +408,40 @@ def test_the_command_lets_in_nobody_unawares(options: list[str], words: str) -> 
     found = CliRunner().invoke(main, ["serve", "nowhere", *options])
     assert found.exit_code == 2
     assert words in found.output
+
+
+EXPIRED = """\
+-----BEGIN CERTIFICATE-----
+MIIBAzCBqgIBATAKBggqhkjOPQQDAjAOMQwwCgYDVQQDDANvbGQwHhcNMjAwMTAx
+MDAwMDAwWhcNMjEwMTAxMDAwMDAwWjAOMQwwCgYDVQQDDANvbGQwWTATBgcqhkjO
+PQIBBggqhkjOPQMBBwNCAAS6iBmFa7XqPxLRlxXnhcBX2X3IuFXKSIACzs4id5kO
+RvRgoMwgF36qT5QU3gZYVu2Wfk+Wf+x4HPZJDVfhH+nwMAoGCCqGSM49BAMCA0gA
+MEUCIQDf0NHtaBhGkkD1MEV200vNTHDZ8oQHDU80J4diqvb63QIgfz8s6pvpWCqa
+J3UF9NKTvrurpU2exsw9a2f+JcnBJow=
+-----END CERTIFICATE-----
+"""
+"""Of the year 2020, and its key."""
+EXPIRED_KEY = """\
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEILe41zSHrn2jOZx4wjOxPke1Ool9pM/uJ0IPHp1L5Op8oAoGCCqGSM49
+AwEHoUQDQgAEuogZhWu16j8S0ZcV54XAV9l9yLhVykiAAs7OIneZDkb0YKDMIBd+
+qk+UFN4GWFbtln5Pln/seBz2SQ1X4R/p8A==
+-----END EC PRIVATE KEY-----
+"""
+
+
+def test_a_certificate_out_of_its_time_is_told_at_the_start(tmp_path: Path) -> None:
+    """The server began without a word, and no client connected."""
+    old, old_key = tmp_path / "old.pem", tmp_path / "old.key"
+    old.write_text(EXPIRED)
+    old_key.write_text(EXPIRED_KEY)
+    (tmp_path / "store").write_text("no folder, so that it does not begin")
+    for cert, key in ((old, old_key), certified(tmp_path, "new")):
+        options = ["--listen", "grpc+tls://127.0.0.1:0", "--tls-cert", cert, "--tls-key", key]
+        found = CliRunner().invoke(main, ["serve", str(tmp_path / "store"), *map(str, options)])
+        assert found.exit_code != 0
+        said = f"clients do not trust --tls-cert {cert}: certificate has expired"
+        assert (said in found.output) == (cert == old)
 
 
 def test_one_user_cannot_take_all(store: txnkv.Client, serve: Callable[..., Server]) -> None:

@@ -18,7 +18,7 @@ from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
 from txnkv.errors import StoreNotFoundError
 from txnkv.kafka import KafkaServer
-from txnkv.remote import require_certificates, require_pair
+from txnkv.remote import require_certificates, require_pair, why_untimely
 from txnkv.server import Limits, Server, Users
 from txnkv.server import add_user as add_user_to
 from txnkv.topics import MAX_PARTITIONS
@@ -201,6 +201,8 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
             require_certificates(str(ca), f"--tls-ca {ca}")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if said := why_untimely(str(cert), str(key)):
+        click.echo(f"clients do not trust --tls-cert {cert}: {said}. Take another", err=True)
     options: dict[str, Any] = {"tls_certificates": [(cert.read_bytes(), key.read_bytes())]}
     if ca is not None:
         options |= {"verify_client": True, "root_certificates": ca.read_bytes()}

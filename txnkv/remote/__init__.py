@@ -19,6 +19,7 @@ from txnkv.remote.address import (
     is_address,
     require_certificates,
     require_pair,
+    why_untimely,
 )
 from txnkv.remote.wire import (
     ACTION,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
@@ -25,6 +25,8 @@ Credentials: TypeAlias = str | Mapping[str, str]
 
 _ADDRESS: Final = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://[^/]+:\d+")
 CREDENTIAL_WORDS: Final = ("token", "ca", "cert", "key")
+_UNTIMELY: Final = (9, 10)
+"""Numbers of OpenSSL: not yet valid, and expired."""
 
 
 def is_address(path: object) -> bool:
@@ -161,6 +163,34 @@ def require_pair(cert: str, key: str, cert_name: str, key_name: str) -> None:
         if "MISMATCH" in (error.reason or ""):
             text = f"is not the key of {cert_name}: take that one"
         raise ValueError(f"{key_name} {text}") from None
+
+
+def why_untimely(cert: str, key: str) -> str | None:
+    """Return why nobody trusts a server's certificate now, for the time that it is made for: what a
+    client says in a handshake; None where it says nothing of that.
+
+    Args:
+        cert, key: files that fit.
+    """
+    import ssl
+
+    server, client = map(ssl.SSLContext, (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is trusted but for its time
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        server.load_cert_chain(cert, key, password="")
+        client.load_verify_locations(cert)
+        asks = client.wrap_bio(to_client, to_server)
+        answers = server.wrap_bio(to_server, to_client, server_side=True)
+        for end in (asks, answers, asks):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message if error.verify_code in _UNTIMELY else None
+    except ssl.SSLError:
+        pass
+    return None
 
 
 def _is_text(given: str) -> bool:

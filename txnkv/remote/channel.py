@@ -329,8 +329,9 @@ class Channel:
         for part, hint in _HINTS.items():
             if part in text:
                 return AuthenticationError(f"{self.address} is not trusted: {text}: {hint}")
-        if self.address.startswith("grpc+tls") and "Socket closed" in text:
-            words += ". Does the server want a certificate, or has the one in credentials expired?"
+        if "Socket closed" in text:
+            asks = "want a certificate, or has the one in credentials expired"
+            words += f". Does the server {asks if '+tls' in self.address else 'want grpc+tls://'}?"
         return UnavailableError(words)
 
     def _answers(self, request: bytes) -> Iterator[tuple[list[Any], Any, dict[str, Any]]]:
