@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import threading
-from concurrent.futures import Future, wait
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, as_completed, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
+from tools.interrupts import Interruption
+from txnkv.coordinator import ShieldedFuture
 from txnkv.storage.faults import arm, disarm
 
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
@@ -143,6 +151,87 @@ def test_it_is_on_its_way_until_the_disk_has_it(
         txn.rollback()
 
 
+CALLS: dict[str, Callable[[Future[int]], object]] = {
+    "result": lambda future: future.result(0.01),
+    "exception": lambda future: future.exception(0.01),
+    "done": lambda future: (future.done(), future.running(), future.cancelled()),
+    "add_done_callback": lambda future: future.add_done_callback(lambda _: None),
+    "cancel": lambda future: future.cancel(),
+    "repr": repr,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("done", [False, True])
+def test_an_interruption_leaves_the_future_free(call: str, done: bool) -> None:
+    """Or the thread that completes it would wait for ever, and with it all others of its group."""
+
+    def ask() -> None:
+        with suppress(TimeoutError):
+            CALLS[call](future)
+
+    for n in itertools.count(1):
+        future = ShieldedFuture[int]().begun()
+        if done:
+            future.set_result(1)
+        interruption = Interruption(n)
+        interruption.run(ask)
+        end = future.done if done else partial(future.set_result, 1)
+        complete = threading.Thread(target=end, daemon=True)
+        complete.start()
+        complete.join(30)
+        assert not complete.is_alive(), interruption.where
+        assert future.result(30) == 1
+        if interruption.where is None:
+            break
+
+
+def test_it_is_given_such_a_future(client: txnkv.Client, table: txnkv.Table) -> None:
+    large, small = _begin(client, table, 1), _begin(client, table, 2)
+    large.serialize()
+    small_one, large_one = small.commit_async(), large.commit_async()
+    futures = [small_one, large_one, client.new_transaction().commit_async()]
+    assert {type(future) for future in futures} == {ShieldedFuture}
+    assert {future.result(30) for future in as_completed(futures, 30)} == {
+        future.result() for future in futures
+    }
+
+
+def test_such_a_future_is_one_as_others_are() -> None:
+    future = ShieldedFuture[int]()
+    heard: list[Future[int]] = []
+    future.add_done_callback(heard.append)
+    with pytest.raises(TimeoutError):
+        future.result(0)
+
+    async def wrapped() -> int:
+        waiting = asyncio.wrap_future(future)
+        await asyncio.sleep(0)
+        threading.Thread(target=future.set_result, args=(1,)).start()
+        return await waiting
+
+    assert asyncio.run(wrapped()) == future.result() == 1
+    assert future.exception() is None
+    future.add_done_callback(heard.append)
+    assert heard == [future, future]
+    assert ShieldedFuture[int]().cancel()
+
+
+def test_an_error_that_was_raised_keeps_no_future() -> None:
+    future = ShieldedFuture[int]().begun()
+    future.take(int, "one")
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            future.result(30)
+        dropped = weakref.ref(future)
+        del future
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
 def test_nothing_written_is_done_at_once(client: txnkv.Client, table: txnkv.Table) -> None:
     txn = client.new_transaction()
     future = txn.commit_async()
@@ -170,7 +259,9 @@ def test_close_waits_for_all_that_are_on_their_way(connect: Any) -> None:
 
 
 def test_close_waits_for_a_large_one(connect: Any, until: Any) -> None:
-    """It was asked to commit: the client that is closed behind it does not take that back."""
+    """It was asked to commit: the client that is closed behind it does not take that back, nor is
+    its future cancelled, and the transaction left as it stands.
+    """
     client = connect()
     table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, ["id"]))
     txn = _begin(client, table, 1)
@@ -182,6 +273,7 @@ def test_close_waits_for_a_large_one(connect: Any, until: Any) -> None:
     closing = threading.Thread(target=client.close)
     closing.start()
     until(lambda: not client.is_open)
+    assert not future.cancel()
     go_on.set()
     closing.join(30)
     assert future.result(30) > txn.snapshot

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from txnkv.coordinator import ShieldedFuture
 from txnkv.errors import (
     ClosedError,
     ProducerFencedError,
@@ -228,7 +229,7 @@ class Producer(Closing):
                 f"a message of {size:,} bytes: a producer sends up to {MAX_MESSAGE_BYTES:,}. "
                 "Send it in a transaction: txn.send(topic, value)"
             )
-        future: Future[MessageId] = Future()
+        future = ShieldedFuture[MessageId]()
         with self._wake:
             if self._closed:
                 raise self._closed_error()

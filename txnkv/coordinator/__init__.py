@@ -27,7 +27,7 @@ from txnkv.coordinator import (
 from txnkv.coordinator.applications import Applied, Mark, Marks
 from txnkv.coordinator.catalog import Catalog, forget_extents, least_snapshot, remove_strays
 from txnkv.coordinator.commit_log import CommitLog
-from txnkv.coordinator.commit_queue import CommitRequest, SmallCommit, commit_of
+from txnkv.coordinator.commit_queue import CommitRequest, ShieldedFuture, SmallCommit, commit_of
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator, renew
 from txnkv.coordinator.damage import DAMAGE, EVERY, FAILING, Kinds, Loss, LostRows, raise_first
 from txnkv.coordinator.held import Key

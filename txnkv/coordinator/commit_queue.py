@@ -18,9 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import apsw
 
@@ -32,7 +32,19 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, TaskThread, clock, is_calm, new_baton, new_lock, patience
+from txnkv.storage import (
+    BusyError,
+    TaskThread,
+    brief,
+    clock,
+    is_calm,
+    new_baton,
+    new_lock,
+    patience,
+    shielded,
+)
+
+T = TypeVar("T")
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
@@ -62,6 +74,57 @@ class SmallCommit(NamedTuple):
 
 commit_of: Final = partial(tuple.__new__, SmallCommit)
 """A commit of a tuple of all its fields."""
+
+
+_wait: Final = shielded(wait)
+_error: Final = brief(Future[Any].exception)
+_value: Final = brief(Future[Any].result)
+
+
+class ShieldedFuture(Future[T]):
+    """A future for the program. No signal handler runs while it holds its condition: one that
+    raised there could leave it held, and who completes the future would wait for it for ever.
+    """
+
+    add_done_callback = brief(Future[T].add_done_callback)
+    cancel = brief(Future[T].cancel)
+    cancelled = brief(Future[T].cancelled)
+    done = brief(Future[T].done)
+    running = brief(Future[T].running)
+    __repr__ = brief(Future[T].__repr__)
+
+    def begun(self) -> Self:
+        """It is on its way, and cannot be cancelled."""
+        self.set_running_or_notify_cancel()
+        return self
+
+    def take(self, fn: Callable[..., T], *args: Any) -> None:
+        """Complete it by a call that is made now."""
+        try:
+            self.set_result(fn(*args))
+        except BaseException as error:
+            self.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            del self  # the traceback has this frame
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as the base class does, on another thread."""
+        if not self.done():
+            _wait([self], timeout)
+        return _error(self, 0)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait as `exception` does."""
+        error = self.exception(timeout)
+        try:
+            if error is not None:
+                raise error
+            found: T = _value(self, 0)
+            return found
+        finally:
+            del self, error  # as in `take`
 
 
 class CommitRequest:

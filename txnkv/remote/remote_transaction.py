@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from txnkv.coordinator import Timestamp, TxnId, TxnState
+from txnkv.coordinator import ShieldedFuture, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     AuthenticationError,
     CommitOutcomeUnknownError,
@@ -31,7 +31,7 @@ from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls, tells_of_change
-from txnkv.storage import TaskThread, done_here, new_lock, new_rlock, shielded
+from txnkv.storage import TaskThread, new_lock, new_rlock, shielded
 from txnkv.tables import Schema
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -319,7 +319,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def commit_async(self) -> Future[Timestamp]:
         with self._lock:
             if self._committed_at is not None:
-                return done_here(self.commit)
+                found = ShieldedFuture[Timestamp]().begun()
+                found.take(self.commit)
+                return found
             if self._going is None or self._going.done():
                 calls = self._begin_to_end()
                 for call in calls:
@@ -550,8 +552,7 @@ class Committer:
 
     def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
         """Have a transaction committed, after these calls of it."""
-        found: Future[Timestamp] = Future()
-        found.set_running_or_notify_cancel()
+        found = ShieldedFuture[Timestamp]().begun()
         self._waiting.append((txn, calls, found))
         if not self._thread.hand(self._send):
             self._send()

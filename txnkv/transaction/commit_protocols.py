@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from txnkv.coordinator import (
     CommitRequest,
+    ShieldedFuture,
     SmallCommit,
     Timestamp,
     TxnRow,
@@ -124,8 +125,8 @@ def submit(context: TxnContext, begun: Begun, large: Callable[[], Timestamp]) ->
     """Commit without waiting; `large` commits a stored one."""
     found = submit_small(context, begun)
     if found is None:
-        found = submitted(context.instance.pool, large)
-        context.local.going = found
+        found = context.local.going = ShieldedFuture[Timestamp]().begun()
+        submitted(context.instance.pool, found.take, large)
     return found
 
 

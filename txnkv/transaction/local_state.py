@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import ClassVar, Final
 
-from txnkv.coordinator import Timestamp, TxnState
+from txnkv.coordinator import ShieldedFuture, Timestamp, TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import new_baton, new_rlock
 from txnkv.tables import SmallWrites
@@ -163,8 +163,7 @@ class Attempt:
         """A future of the outcome. Asked for under the lock of the state."""
         if self.future_asked is not None:
             return self.future_asked
-        future: Future[Timestamp] = Future()
-        future.set_running_or_notify_cancel()  # what is on its way is not called back
+        future = ShieldedFuture[Timestamp]().begun()
         if self.done:
             self._complete(future)
         else:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState
+from txnkv.coordinator import LOCK_TIMEOUT, Mark, ShieldedFuture, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     RowError,
@@ -203,8 +203,7 @@ class Transaction(Closing):
             begun = commit_protocols.begin_behind(self.context, self._rows, self._flush_for_end)
             return commit_protocols.submit(self.context, begun, self._commit_large)
         except TxnkvError as error:
-            future: Future[Timestamp] = Future()
-            future.set_running_or_notify_cancel()
+            future = ShieldedFuture[Timestamp]().begun()
             future.set_exception(error)
             return future
 
