@@ -432,19 +432,28 @@ def test_the_next_commit_of_the_same_keys(
 
 
 def test_a_plain_insert_above_a_delete_in_progress(
-    client: txnkv.Client, table: txnkv.Table, tablet: Tablet, by_hand: Any, change: Any
+    connect: Any,
+    client: txnkv.Client,
+    table: txnkv.Table,
+    tablet: Tablet,
+    by_hand: Any,
+    change: Any,
 ) -> None:
-    """It replaces nothing and need not wait; the tombstone below must not hide it."""
+    """It replaces nothing and need not wait; the tombstone below must not hide it, and a check
+    finds no key that is alive twice.
+    """
     run, _, after = change
     arm("commit.decided", "error")
     with pytest.raises(OSError, match="injected"):
         run()
     disarm()
+    assert client.check().problems == connect(read_only=True).check().problems == []
     txn = begin(client)
     write(txn, "insert", [30, 31], "back ")
     txn.commit()
     after = after | {i: f"back {i}" for i in (30, 31)}
     assert seen(table) == after
+    assert client.check().problems == []
     by_hand(client)
     assert seen(table) == after
     settled(client, tablet)

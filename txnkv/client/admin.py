@@ -287,11 +287,11 @@ def _live(cur: Any) -> dict[int, set[int]]:
 
 def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
     try:
-        settled = tablet.state(instance.coordinator.latest()).settled
+        state = tablet.state(instance.coordinator.latest())
     except TxnkvError as error:
         yield str(error)
         return
-    yield from check_together(tablet, settled)
+    yield from check_together(tablet, state)
 
 
 def _indexes(instance: Instance, name: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ giving up what a damaged tablet has lost, so that the rest of it works again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from txnkv.tables.tablets import (
     RowSetRetired,
     Source,
     Tablet,
+    TabletState,
     delete_row_set,
     manifest,
     merged,
@@ -150,16 +151,19 @@ def _deletes(tablet: Tablet, info: RowSetInfo) -> Iterator[str]:
         )
 
 
-def check_together(tablet: Tablet, infos: Sequence[RowSetInfo]) -> Iterator[str]:
+def check_together(tablet: Tablet, state: TabletState) -> Iterator[str]:
     """No key is alive in two row sets, or twice in one.
 
     Args:
-        infos: committed ones, resolved, of one state of the tablet.
+        state: of the tablet. What a commit replaced that is still being finalized lies alive beside
+            what came in its place, then or later: those row sets are left out.
 
     Yields:
         What is wrong, one line.
     """
     never = Timestamp(core.STAMP_NEVER - 1)
+    first = min((int(info.stamp or 0) for info in state.unresolved), default=core.STAMP_NEVER)
+    infos = [info for info in state.settled if int(info.stamp or 0) < first]
     try:
         sources = [Source(tablet, info, [], never, len(infos)) for info in infos]
         count = 0
