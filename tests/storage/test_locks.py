@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,23 @@ def test_a_lock_goes_with_its_owner() -> None:
     assert len(locks._made) == before
 
 
+def test_no_handler_runs_where_a_set_forgets_what_was_dropped() -> None:
+    """Python prints what is raised in a callback of Python's, and goes on: Ctrl-C was lost."""
+
+    class Thing:
+        pass
+
+    every = locks.SharedWeakSet[Thing]()
+    thing = Thing()
+    every.add(thing)
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, arg: events.append(event))
+    del thing
+    sys.setprofile(None)
+    assert "call" not in events
+    assert list(every) == []
+
+
 def test_a_set_is_looked_through_while_others_add_to_it() -> None:
     """Of those that were there each one that is left, once."""
 
@@ -95,7 +113,9 @@ def test_a_set_is_looked_through_while_others_add_to_it() -> None:
         pass
 
     things = [Thing() for _ in range(100)]
-    every = locks.SharedWeakSet(things)
+    every = locks.SharedWeakSet[Thing]()
+    for each in things:
+        every.add(each)
     seen = []
     for each in every:
         seen.append(each)

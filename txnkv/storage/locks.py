@@ -46,8 +46,8 @@ import time
 from _thread import RLock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Final, TypeVar, cast
-from weakref import WeakSet, ref
+from typing import Any, Final, Generic, TypeVar
+from weakref import ref
 
 T = TypeVar("T")
 
@@ -65,12 +65,27 @@ class CachedProperty(functools.cached_property[T]):
         self.lock = nullcontext()
 
 
-class SharedWeakSet(WeakSet[T]):
-    """A weak set that a thread may look through while others add to it: it sees those of before."""
+class SharedWeakSet(Generic[T]):
+    """A weak set that a thread may look through while others add to it: it sees those of before.
+
+    What drops one is C: no handler runs in it, of which the exception would be printed and lost.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[ref[T]] = set()
+        self._forget = self._known.discard
 
     def __iter__(self) -> Iterator[T]:
-        references = cast(Any, self).data.copy()  # at once, in C
-        return (each for one in references if (each := one()) is not None)
+        known = self._known.copy()  # at once, in C
+        return (each for one in known if (each := one()) is not None)
+
+    def add(self, one: T) -> None:
+        """Know it as long as others do."""
+        self._known.add(ref(one, self._forget))
+
+    def discard(self, one: T) -> None:
+        """Forget it, if it is there."""
+        self._forget(ref(one))
 
 
 def new_lock() -> threading.Lock:
