@@ -68,7 +68,7 @@ class Client(Connection, Closing):
     @shielded
     def close(self) -> None:
         """Close, and its subscriptions, producers and members of groups. The last client of a store
-        in this process closes the store. Twice is fine.
+        in this process closes the store, and waits for what `commit_async` began. Twice is fine.
         """
         if self.is_open:
             with ending_joined(self):
