@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -114,12 +115,49 @@ def test_codes_behind_what_types_were_inferred_from(
         ("id,n\n1,2\n".encode("utf-16"), "this is UTF-16, not UTF-8"),
         (b"id,n\n1,inf\n2,1e400\n", "column 'n' has numbers larger than any float64"),
         (b"id,n\n1,inf\n2,-Infinity\n3,\n", ""),
+        (b"id,n\n1,caf\xe9\n", "column 'n' is not UTF-8: `iconv -f ENCODING -t UTF-8`"),
+        (b'id,n\n1,"a\n2,b\n3,c\n', "line 2: a quote is opened here and never closed"),
+        (b'id,n\n1,a\n2,"b""', "line 3: a quote is opened here and never closed"),
+        (b'"id,n\n1,a\n', "line 1: a quote is opened here and never closed"),
+        (b'id,n\n1,5" pipe\n2,"b\n""c"""', ""),
     ],
 )
 def test_what_csv_is_not_taken_for(content, words, store, tmp_path):
     (tmp_path / "a.csv").write_bytes(content)
     found = run("load", store, "u", str(tmp_path / "a.csv"), "--key", "id")
     assert (found.exit_code, words in found.output) == (bool(words), True), found.output
+
+
+@pytest.mark.parametrize("way", ["file", "gz", "stdin"])
+@pytest.mark.parametrize(("last", "line"), [(10, 702), (5_000, 702), (0, None)])
+def test_a_quote_behind_what_types_were_inferred_from(
+    last, line, way, store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)
+    monkeypatch.setattr("txnkv.cli.text_sources.BLOCK", 1000)
+    rows = [f'{i},"{i},\n ""x"""\n' for i in range(350)]
+    rows += ['350,"oops\n', *(f"{350 + i},y\n" for i in range(last))] * bool(last)
+    text = ("id,v\n" + "".join(rows)).encode()
+    path = tmp_path / ("a.csv.gz" if way == "gz" else "a.csv")
+    path.write_bytes(gzip.compress(text) if way == "gz" else text)
+    given = ("-", "--format", "csv") if way == "stdin" else (str(path),)
+    found = run("load", store, "u", *given, "--key", "id", given=text if way == "stdin" else None)
+    if line is None:
+        assert found.exit_code == 0, found.output
+    else:
+        far = way == "stdin" and last == 5000  # which is not read again to its end
+        words = "and the row is longer than 1,000 bytes" if far else "and never closed"
+        assert f"line {line}: a quote is opened here{',' * far} {words}" in found.output
+        assert "nothing was loaded" in found.output
+    with txnkv.connect(store) as client:
+        assert ("u" in client.tables()) == (line is None)
+
+
+def test_a_row_of_csv_that_is_too_long(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("txnkv.cli.text_sources.BLOCK", 1000)
+    (tmp_path / "a.csv").write_text('id,v\n1,"' + "x\n" * 5000 + '"\n2,y\n')
+    found = run("load", store, "u", str(tmp_path / "a.csv"), "--key", "id")
+    assert "row is longer than 1,000 bytes; JSON lines" in found.output
 
 
 @pytest.mark.parametrize(
@@ -164,6 +202,7 @@ def test_lists_and_objects_are_taken_for_no_others(kind, value, words, store, tm
         ('{"id": 1, "v": TEXT}', [NESTED["TEXT"].strip('"')]),
         ('{"id": 1, "v": {}}\n {"id": 2, "v": [DIGITS]}', ["{}", f"[{NESTED['DIGITS']}]"]),
         ('{"id": 1, "v": {}}\n{"id": 2, "v": [DIGITS]} 7\n', "line 2: '7' behind its object"),
+        ('{"id": 1, "v": "a"}\n{"id": 2, "v":\n{"id": 3}\n', "line 2: Expecting ','"),
         ('{"id": 1, "id": 2, "v": 1}', "line 1: it has column 'id' twice"),
         ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}, "v": 3}', "line 2: it has column 'v' twi"),
         ('{"id": 1, "v": {"v": 1}}\n{"id": 2, "v": {}}', ['{"v": 1}', "{}"]),

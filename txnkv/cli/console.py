@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
@@ -157,6 +158,14 @@ def open_bytes(path: str) -> BinaryIO:
         click.ClickException: stdin is closed.
     """
     return stdin().buffer if path == "-" else open(path, "rb")
+
+
+def length_of(raw: BinaryIO) -> int | None:
+    """The bytes of a file; None of a pipe."""
+    with suppress(OSError):
+        if os.path.isfile(raw.fileno()):
+            return os.fstat(raw.fileno()).st_size
+    return None
 
 
 def close_bytes(file: BinaryIO) -> None:

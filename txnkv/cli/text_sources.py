@@ -9,7 +9,6 @@ of whole lines.
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,21 +16,23 @@ from contextlib import suppress
 from csv import reader as read_lines
 from dataclasses import dataclass
 from json import JSONDecodeError, JSONDecoder, dumps, loads
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import csv, json
 
 from txnkv.cli.command_group import csv_words, json_words, mixed_column
-from txnkv.cli.console import close_bytes, objects, open_bytes
+from txnkv.cli.console import close_bytes, length_of, objects, open_bytes
 from txnkv.cli.message_lines import short, taker
 from txnkv.cli.text_types import (
     NumberError,
+    Quotes,
     csv_type,
     is_coarse,
     is_raw,
     is_whole,
     kind_of_times,
+    last_line_end,
     parsed,
     storable,
     unwired,
@@ -82,12 +83,14 @@ class TextFile(io.RawIOBase):
         head: the first bytes, up to HEAD; they are part of the stream as well.
         whole: the head is all there is.
         total: bytes of the file as it lies on disk; None for a pipe.
+        quotes: told of all that is read.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__()
+        self.quotes: Quotes | None = None
         self._raw = open_bytes(path)
-        self.total = _length(self._raw)
+        self.total = length_of(self._raw)
         self.consumed, self._pushed = 0, b""
         self._inflate: Any = None
         self._begin()
@@ -121,11 +124,12 @@ class TextFile(io.RawIOBase):
     def read(self, n: int | None = -1) -> bytes:
         """Up to n bytes; empty at the end."""
         wanted = BLOCK if n is None or n < 0 else n
-        if self._at < len(self.head):
-            found = self.head[self._at : self._at + wanted]
-            self._at += len(found)
-            return found
-        return self._decoded(wanted)
+        found = self.head[self._at : self._at + wanted]
+        self._at += len(found)
+        found = found or self._decoded(wanted)
+        if self.quotes is not None:
+            self.quotes.read(found)
+        return found
 
     def close(self) -> None:
         if not self.closed and hasattr(self, "_raw"):  # it may not have been opened
@@ -145,13 +149,6 @@ class _Raw(io.RawIOBase):
 
     def read(self, n: int | None = -1) -> bytes:
         return self._file._take(BLOCK if n is None or n < 0 else n)
-
-
-def _length(raw: BinaryIO) -> int | None:
-    with suppress(OSError):
-        if os.path.isfile(raw.fileno()):
-            return os.fstat(raw.fileno()).st_size
-    return None
 
 
 def _require_once(names: Sequence[str]) -> None:
@@ -201,6 +198,7 @@ class CsvSource(_TextSource):
         self._options = options
         self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
         self._names = types.names if types is not None and not options.header else None
+        self._quotes = self._file.quotes = Quotes(self._delimiter)
         self.schema = self._infer() if types is None else types
         unseen = inferred if types is not None else not self._file.whole
         # Behind what the types were inferred from there may be zeros before such numbers.
@@ -211,8 +209,10 @@ class CsvSource(_TextSource):
         if not self._options.header:
             raise ValueError("--no-header needs --schema, for the columns' names")
         head = self._file.head
-        if not self._file.whole:
-            head = head[: _last_line_end(head)]
+        if self._file.whole:
+            Quotes(self._delimiter).require_closed([head])
+        else:
+            head = head[: last_line_end(head)]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
         try:
@@ -229,6 +229,12 @@ class CsvSource(_TextSource):
         def again(field: Any) -> pa.ChunkedArray:
             return self._read_head(head, {field.name: field.type}).column(0)
 
+        for field in found.schema:
+            if pa.types.is_binary(field.type):
+                raise ValueError(
+                    f"column {field.name!r} is not UTF-8: `iconv -f ENCODING -t UTF-8` makes it "
+                    f"that; --schema {field.name}:binary takes bytes"
+                )
         return storable(with_whole_numbers(found, again, again))
 
     def _read_head(self, head: bytes, types: dict[str, pa.DataType] | None = None) -> pa.Table:
@@ -261,7 +267,10 @@ class CsvSource(_TextSource):
             for batch in rows:
                 yield self._filled(batch)
         except pa.ArrowInvalid as error:
+            if self._quotes.ended:
+                self._quotes.require_closed()
             raise ValueError(self._error_with_line(str(error))) from error
+        self._quotes.require_closed()
 
     def _require_known(self, names: Sequence[str]) -> None:
         """Refuse columns that are not known, or no text can hold, also where no row follows."""
@@ -317,6 +326,13 @@ class CsvSource(_TextSource):
 
     def _error_with_line(self, message: str) -> str:
         """The error with its line, for which the file is read again without threads."""
+        if "straddl" in message:
+            if self._path != "-":
+                with TextFile(self._path) as file:
+                    Quotes(self._delimiter).require_closed(iter(file.read, b""))
+            line = self._quotes.opened
+            row = "a row" if line is None else f"line {line:,}: a quote is opened here, and the row"
+            return f"{row} is longer than {BLOCK:,} bytes; JSON lines and Parquet can hold it"
         if self._path != "-" and "Row #" not in message:
             try:
                 with TextFile(self._path) as file:
@@ -330,15 +346,6 @@ class CsvSource(_TextSource):
         """The names in the first line."""
         text = self._file.head.decode(errors="replace").splitlines()[:1]
         return next(read_lines(text, delimiter=self._delimiter), [])
-
-
-def _last_line_end(head: bytes) -> int:
-    """Behind the last newline that is not inside quotes."""
-    end = len(head)
-    while (end := head.rfind(b"\n", 0, end)) >= 0:
-        if head.count(b'"', 0, end) % 2 == 0:
-            return end + 1
-    return len(head)
 
 
 # -- JSON lines ------------------------------------------------------------------------
@@ -557,6 +564,9 @@ def _objects_of(head: bytes, decoder: JSONDecoder, line: int = 0) -> Iterator[di
             value, at = decoder.raw_decode(text, start)
         except RecursionError:
             at = start
+        except JSONDecodeError as error:  # whose line is that of a later one
+            error.args = _refused(text, start, line, error.msg).args
+            raise
         if at == start or (at - start > 2 * _DEPTH and _is_deep(value)):
             raise _refused(text, start, line, f"it is nested more than {_DEPTH} deep")
         yield value

@@ -1,8 +1,9 @@
-"""Types of the values in text, such that no digit or zone of them is lost."""
+"""Types of the values in text, such that no digit or zone of them is lost; and CSV's quotes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import isinf
 from typing import Any, Final
@@ -251,3 +252,63 @@ def kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
             continue
         return kind
     return texts.type
+
+
+class Quotes:
+    """Tells of the bytes of CSV, as they come, where a quote is opened that is not closed.
+
+    Args:
+        delimiter: of the fields.
+    """
+
+    _CLOSES: Final = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+
+    def __init__(self, delimiter: str) -> None:
+        ends = b"[\\r\\n" + re.escape(delimiter.encode()) + b"]"
+        # A quote opens at the start of a field alone; elsewhere it is a character like others.
+        opened = b'(?<=%b)"%b' % (ends, self._CLOSES.pattern)
+        self._closed = re.compile(b'[^"]*+(?:(?:%b|(?<!%b)")[^"]*+)*+' % (opened, ends))
+        self._before, self._line, self.ended = b"\n", 1, False
+        self.opened: int | None = None
+        """The line of the quote that is open."""
+
+    def read(self, data: bytes) -> None:
+        """Take what comes next; nothing at the end."""
+        self.ended = not data
+        if self._before == b"\n":
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        text = self._before + data
+        # Quotes at the end may be halves of doubled ones.
+        whole = text.rstrip(b'"') if data else text
+        at = 1
+        if self.opened is not None and (found := self._CLOSES.match(whole, at)):
+            self.opened, at = None, found.end()
+        if self.opened is None and b'"' in whole:
+            found = self._closed.match(whole, at)
+            if found is not None and found.end() < len(whole):
+                self.opened = self._line + whole.count(b"\n", 1, found.end())
+        self._line += whole.count(b"\n", 1)
+        self._before = whole[-1:] + text[len(whole) :]
+
+    def require_closed(self, rest: Iterable[bytes] = ()) -> None:
+        """Refuse that a quote is open at the end.
+
+        Raises:
+            ValueError: it names the line.
+        """
+        for data in rest:
+            self.read(data)
+        self.read(b"")
+        if self.opened is not None:
+            raise ValueError(f"line {self.opened:,}: a quote is opened here and never closed")
+
+
+def last_line_end(head: bytes) -> int:
+    """Behind the last newline that is not inside quotes."""
+    end, inside = len(head), head.count(b'"') % 2
+    while (line := head.rfind(b"\n", 0, end)) >= 0:
+        inside ^= head.count(b'"', line, end) % 2
+        if not inside:
+            return line + 1
+        end = line
+    return len(head)
