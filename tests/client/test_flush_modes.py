@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -414,3 +417,14 @@ def test_a_session_knows_its_transaction(client: txnkv.Client) -> None:
     txn = client.new_transaction()
     assert txn.new_session().txn_id == txn.id
     assert client.new_session().txn_id is None
+
+
+def test_the_end_of_the_process_flushes_what_would_flush_by_itself(
+    store_path: Path, client: txnkv.Client, table: txnkv.Table
+) -> None:
+    program = (
+        f"import txnkv\ns = txnkv.connect({str(store_path)!r}).new_session('auto_background')\n"
+        "s.insert('t', (1, 'a'))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert table.count() == 1

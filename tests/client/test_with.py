@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.storage import settle_dropped
 
 OPEN, ABORTED = txnkv.TxnState.OPEN, txnkv.TxnState.ABORTED
 COMMITTED = txnkv.TxnState.COMMITTED
 deserialize = txnkv.Transaction.deserialize
+Connect = Callable[[], txnkv.Client]
 
 
 class Broken(Exception):
@@ -183,3 +187,68 @@ def test_a_block_that_has_ended_its_transaction_itself(
         with pytest.raises(txnkv.TransactionConflictError):
             txn.commit()
     assert table.get(1) == {"id": 1, "v": "z"}
+
+
+# -- sessions outside of transactions ---------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["manual", "auto_background", "auto_sync"])
+def test_a_close_of_the_client_flushes_what_would_flush_by_itself(
+    connect: Connect,
+    client: txnkv.Client,
+    table: txnkv.Table,
+    caplog: Any,
+    mode: str,
+) -> None:
+    """Of what waits in others it tells that it is lost."""
+    topic = client.create_topic("e")
+    with connect() as other:
+        session = other.new_session(mode)
+        session.insert("t", (1, "a"))
+        session.send("e", "b")
+    kept = mode != "manual"
+    assert (table.count(), topic.end_offsets()) == (int(kept), {0: int(kept)})
+    assert ("rows or messages that are lost (2)" in caplog.text) is not kept
+    with pytest.raises(txnkv.ClosedError):
+        session.insert("t", (2, "a"))
+
+
+def test_a_flush_at_the_close_that_fails_is_told_and_does_not_fail_the_close(
+    connect: Connect, client: txnkv.Client, table: txnkv.Table, caplog: Any
+) -> None:
+    client.create_table("gone", table.schema)
+    table.insert((1, "a"))
+    other = connect()
+    session = other.new_session("auto_background")
+    session.insert("t", (1, "b"))
+    session.insert("t", (2, "b"))
+    session.insert("gone", (3, "b"))
+    client.drop_table("gone")
+    other.close()
+    assert table.count() == 2
+    assert "when 3 rows or messages waited, and failed: " in caplog.text
+
+
+def test_a_block_of_the_client_that_fails_flushes_nothing(
+    connect: Connect, client: txnkv.Client, table: txnkv.Table, caplog: Any
+) -> None:
+    other = connect()
+    session = other.new_session("auto_background")
+    session.insert("t", (1, "a"))
+    with suppress(Broken), other:
+        raise Broken
+    assert table.count() == 0
+    assert "lost" not in caplog.text
+
+
+def test_a_session_that_is_dropped_tells_what_is_lost(
+    client: txnkv.Client, table: txnkv.Table, caplog: Any
+) -> None:
+    for mode in ("manual", "auto_background"):
+        session = client.new_session(mode)
+        session.insert(table, (1, "a"))
+        del session
+        gc.collect()
+        settle_dropped()
+    assert caplog.text.count("dropped with rows or messages that are lost (1)") == 2
+    assert table.count() == 0

@@ -59,6 +59,7 @@ from txnkv.transaction import (
     Retries,
     Session,
     Transaction,
+    close_sessions,
     ending_joined,
 )
 
@@ -158,6 +159,9 @@ class RemoteClient(RemoteHandle, Client):
     def close(self) -> None:
         if not self._channel.closed:
             with ending_joined(self):
+                self._channel.closing = True  # a server that hangs is asked once
+                close_sessions(self.sessions)
+                self._channel.closing = False
                 self.close_handles()
                 self.is_open = False
                 if "committer" in self.__dict__:

@@ -37,6 +37,7 @@ from txnkv.transaction import (
     WriteResult,
     encoder_of,
     flush_rest,
+    note_alone,
     size_of,
     subscription_info,
 )
@@ -73,10 +74,17 @@ class Changes:
     """Rows and messages that wait, in the order of their calls, for the next request."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that waits."""
         self.rows: list[list[Any]] = []  # op, table, numbers of columns by name, rows
         self.sends: list[list[Any]] = []  # topic, messages
         self.count = 0
         self.size = 0  # bytes
+
+    def __len__(self) -> int:
+        return self.count
 
     def add_row(self, table: RemoteTable, op: str, row: Any) -> tuple[Any, ...]:
         """Check a row, and have it wait.
@@ -157,6 +165,8 @@ class RemoteSession(RemoteHandle, Session):
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection
         connection.sessions.add(self)
+        if txn is None:
+            note_alone(connection, self, (self._changes,))
         if own:
             self.twin = "Transaction"
         if made_by is not None:
@@ -348,7 +358,7 @@ class RemoteSession(RemoteHandle, Session):
     def sent(self) -> None:
         """All that waited is at the server."""
         with self._lock:
-            self._changes = Changes()
+            self._changes.clear()
             self._room.empty()
 
     def _request(self, *calls: Call) -> Any:

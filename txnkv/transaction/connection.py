@@ -183,6 +183,7 @@ def _after_fork_in_child() -> None:
     for session in list(INHERITED):
         session.begin_anew()
     _JOINED.clear()
+    _ALONE.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -206,6 +207,9 @@ class JoinedTxn(NamedTuple):
 _JOINED: Final = weakref.WeakKeyDictionary[Any, JoinedTxn]()
 """By what lives as long as a handle or a session of the transaction does."""
 
+_ALONE: Final = weakref.WeakKeyDictionary[Any, WhenDropped]()
+"""Sessions outside of transactions, and what tells of each that something in it is lost."""
+
 _joining: Final = new_lock()
 _ends_seen: Final = set[int]()
 """Processes of `multiprocessing` that call `_at_exit`."""
@@ -226,19 +230,55 @@ def note_joined(
     """
     with _joining:
         _JOINED[txn] = JoinedTxn(weakref.ref(connection), write_out, drop)
-        if os.getpid() not in _ends_seen and (util := sys.modules.get("multiprocessing.util")):
-            _ends_seen.add(os.getpid())  # a process that it forked ends without `atexit`
-            util.Finalize(None, _at_exit, exitpriority=0)
+        _see_the_end()
     if waiting:
         WhenDropped(txn, _tell_lost, waiting, repr(txn.handle()))
 
 
+def _see_the_end() -> None:
+    if os.getpid() not in _ends_seen and (util := sys.modules.get("multiprocessing.util")):
+        _ends_seen.add(os.getpid())  # a process that it forked ends without `atexit`
+        util.Finalize(None, _at_exit, exitpriority=0)
+
+
 def _tell_lost(waiting: Sequence[Sized], name: str) -> None:
-    if any(waiting):
-        _log.warning(
-            "%s was dropped with rows or messages that are lost: close it, or use it in `with`",
-            name,
-        )
+    said = "%s was dropped with rows or messages that are lost (%d): close it, or use it in `with`"
+    if lost := sum(map(len, waiting)):
+        _log.warning(said, name, lost)
+
+
+def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> None:
+    """Note a session outside of transactions: what waits in it is flushed when its client is closed
+    or the process ends, or it is told that it is lost.
+    """
+    connection.sessions.add(session)
+    lost = WhenDropped(session, _tell_lost, waiting, "a session outside of transactions")
+    with _joining:
+        _ALONE[session] = lost
+        _see_the_end()
+
+
+def close_sessions(sessions: Iterable[Any]) -> None:
+    """Close those outside of transactions, as their client is or the process ends."""
+    for session in sessions:
+        _close_alone(session)
+
+
+def _close_alone(session: Any) -> None:
+    """Close a session that flushes by itself, with its client or process; tell of others what is
+    lost. Those of transactions are left as they are.
+    """
+    if (lost := _ALONE.get(session)) is None:
+        return
+    waiting = session.waiting()
+    try:
+        if session.flush_mode == "auto_background":
+            session.close()
+    except Exception as error:
+        lost.forget()
+        said = "%r was closed with its client, when %d rows or messages waited, and failed: %s"
+        _log.warning(said, session, waiting, error)
+    lost()
 
 
 def flush_sessions(context: Any) -> None:
@@ -291,7 +331,7 @@ def _at_exit() -> None:
         return
     try:
         with ending_joined():
-            pass
+            close_sessions(list(_ALONE))
     except Exception as error:
         _log.error("transactions that were joined had rows or messages not written: %s", error)
 
@@ -321,16 +361,17 @@ class Connection:
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
         self.keepalive_time = keepalive_time
-        self.sessions = SharedWeakSet[Endable]()
+        self.sessions = SharedWeakSet[Any]()
         self.handles = SharedWeakSet[Closing]()
         self.is_open = True
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
 
     def close_handles(self) -> None:
-        """Give up the places, shares and leases that handles have; send what waits in them. What
-        cannot be done is said in the log.
+        """Give up the places, shares and leases that handles have; send what waits in them, and in
+        sessions that flush by themselves. What cannot be done is said in the log.
         """
+        close_sessions(self.sessions)
         for handle in self.handles:
             try:
                 handle.close()
@@ -340,6 +381,9 @@ class Connection:
     def _forget(self) -> None:
         for txn, joined in _joined(self):
             joined.drop(txn)
+        for session in self.sessions:
+            if session in _ALONE:
+                session.discard()
 
     @property
     def path(self) -> str:
@@ -476,7 +520,8 @@ def require_time(at: Any) -> None:
         TypeError: it is none.
     """
     number = isinstance(at, Integral) and not isinstance(at, bool)
-    if not (number or isinstance(at, datetime) or hasattr(at, "require_open")):
+    snapshot = hasattr(at, "require_open") and hasattr(type(at), "timestamp")
+    if not (number or isinstance(at, datetime) or snapshot):
         raise TypeError(
             f"a time is a Snapshot, Timestamp or aware datetime, not the {type(at).__name__} {at!r}"
         )

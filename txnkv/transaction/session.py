@@ -34,6 +34,7 @@ from txnkv.transaction.connection import (
     Closing,
     Connection,
     acks_of,
+    note_alone,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ALONE
@@ -55,14 +56,14 @@ FLUSH_MODES: Final = get_args(FlushMode)
 class Session(Closing):
     """Writes rows and sends messages, in a transaction or, without one, each flush in its own.
 
-    A row is a dict, a tuple in schema order or a dataclass. A column that a dict does not name
-    has its default, or null, in a new row, and keeps its value in one that is there; None is
-    null. Rows are checked at the call; whether their keys are there shows when they are flushed.
-    Every operation on rows raises SchemaError when a column is unknown or missing or a value does
-    not fit, and with flush mode auto_sync RowErrors when the row is refused.
+    A row is a dict, a tuple in schema order or a dataclass. A column that a dict does not name has
+    its default, or null, in a new row, and keeps its value in one that is there; None is null. Rows
+    are checked at the call; whether their keys are there shows when they are flushed. Every
+    operation on rows raises SchemaError when a column is unknown or missing or a value does not
+    fit, and with flush mode auto_sync RowErrors when the row is refused. For one thread.
 
     In a transaction rows, messages and acknowledgements take effect at its commit, all or none.
-    Without one, what waits is gone when it is dropped, or its client closed. For one thread.
+    Without one, a client's close flushes auto_background; else what waits is lost, as the log says.
 
     Args:
         connection: to the store.
@@ -93,17 +94,16 @@ class Session(Closing):
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._lock = new_rlock() if context is None or rows is None else context.lock
-        self._sending = SendBuffer(self._lock)
+        self._sending, self._rows.in_session = SendBuffer(self._lock), True
         self._turn, self.flushing = new_rlock(), False  # held while, and whether, a thread flushes
         self._errors = ErrorBuffer(self._lock, context)
         self._background: Background | None = None
-        self._rows.in_session = True
         if (lone := self._rows.lone) is not None:
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
         INHERITED.add(self)
         if context is None:
-            connection.sessions.add(self)
+            note_alone(connection, self, (self._rows, self._sending))
         elif context.buffers is not None:
             context.buffers += (self._rows, self._sending)
 
