@@ -309,3 +309,26 @@ def test_where_to_read_is_named(client: txnkv.Client, read: str) -> None:
     for numbers in (0, 1, "0"):
         with pytest.raises(TypeError, match=r"^partitions is a list of numbers, "):
             getattr(topic, read)(partitions=numbers, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("a time is a Snapshot, .* not the Client", lambda c, t: t.scan(snapshot=c).to_arrow()),
+        ("a time is a Snapshot, .* not the Client", lambda c, t: t.get(1, snapshot=c)),
+        ("a time is a Snapshot, .* not the Client", lambda c, t: list(t.diff(c, None))),
+        ("columns is a name or a list of names, not None", lambda c, t: c.create_index(t, None)),
+        ("columns is a name or a list of names, not 5", lambda c, t: c.drop_index(t, 5)),
+        (
+            r"a client is what txnkv.connect\(...\) gives, not str",
+            lambda c, t: txnkv.Transaction.deserialize("x", c.new_transaction().serialize()),
+        ),
+    ],
+)
+@pytest.mark.parametrize("host", ["here", "elsewhere"], indirect=True)
+def test_what_is_none_is_named(
+    host: str, client: txnkv.Client, words: str, call: Callable[..., object]
+) -> None:
+    table = client.create_table("t", ID)
+    with pytest.raises(TypeError, match=words):
+        call(client, table)

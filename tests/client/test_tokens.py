@@ -343,6 +343,14 @@ def test_text_is_short_and_url_safe(txn: txnkv.Transaction) -> None:
     assert text not in repr(txn.serialize())  # a token does not leak into logs
 
 
+def test_text_as_a_file_or_a_pipe_gives_it(client: txnkv.Client, txn: txnkv.Transaction) -> None:
+    text = str(txn.serialize())
+    for given in (f" {text}\r\n", text.encode(), f"{text}\n".encode(), memoryview(text.encode())):
+        assert deserialize(client, given).id == txn.id
+    with pytest.raises(txnkv.InvalidTokenError, match="not URL-safe base64"):
+        deserialize(client, f"{text[:9]}\n{text[9:]}")
+
+
 def test_joined_handle_is_fully_usable(client: txnkv.Client, txn: txnkv.Transaction) -> None:
     txn.insert("t", (1, "a"))
     txn.flush()
@@ -380,7 +388,7 @@ CORRUPTED = {
     "a byte more": (lambda token: bytes(token) + b"\0", "75 bytes"),
     "version 3": (lambda token: b"\3" + bytes(token)[1:], "version 3, this program reads up to 2"),
     "text of another alphabet": (lambda token: "!" + str(token)[1:], "base64"),
-    "text with a blank": (lambda token: str(token) + " ", "base64"),
+    "text with a blank": (lambda token: str(token)[:9] + " " + str(token)[9:], "base64"),
     "not ascii": (lambda token: "ä" + str(token)[1:], "base64"),
     "cut text": (lambda token: str(token)[:-4], "bytes"),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import operator
 import pickle
 import random
 import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -523,3 +525,18 @@ def test_a_place_is_one_of_all_columns(client: txnkv.Client) -> None:
         for row in [(1, 3), (3, 1)]:
             session.insert(table, row)
     assert table.scan(["k"], where).to_arrow()["k"].to_pylist() == [3]
+
+
+def test_conditions_on_decimals_of_hundreds(client: txnkv.Client) -> None:
+    """Arrow compares none of a scale below zero."""
+    columns = {"d": "decimal128(5, -2)", "n": "decimal128(5, -2)?"}
+    table = client.create_table("hundreds", txnkv.Schema(columns, ["d"]))
+    values = [Decimal(n) for n in (-700, 0, 300, 1200, 9_999_900)]
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"d": values, "n": [None, *values[1:]]}))
+    compares = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+    for op, compare in zip(("=", "!=", "<", "<=", ">", ">="), compares, strict=True):
+        for name in columns:
+            wanted = [v for v in values if compare(v, 300) and (name == "d" or v >= 0)]
+            found = table.scan(["d"], [(name, op, 300)], ordered=True).to_arrow()
+            assert found["d"].to_pylist() == wanted, (op, name)

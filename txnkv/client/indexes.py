@@ -15,7 +15,7 @@ killed on the way leaves an index that is building, which is written and not rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -104,7 +104,13 @@ class Index:
 
 
 def columns_of(columns: str | Sequence[str]) -> list[str]:
-    """The columns that an index is by, as they are given."""
+    """The columns that an index is by, as they are given.
+
+    Raises:
+        TypeError: they are no list.
+    """
+    if not isinstance(columns, Iterable):
+        raise TypeError(f"columns is a name or a list of names, not {columns!r}")
     return [columns] if isinstance(columns, str) else list(columns)
 
 

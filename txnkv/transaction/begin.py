@@ -15,6 +15,7 @@ from txnkv.errors import (
 from txnkv.metrics import Metrics
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
+from txnkv.transaction.connection import Connection
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 
@@ -33,6 +34,16 @@ def one_of(option: str, given: object, words: Sequence[str]) -> None:
     """
     if given not in words:
         raise ValueError(f"{option} is one of {', '.join(words)}, not {given!r}")
+
+
+def require_client(client: object) -> None:
+    """Refuse what is no client.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(client, Connection):
+        raise TypeError(f"a client is what txnkv.connect(...) gives, not {type(client).__name__}")
 
 
 def begin(

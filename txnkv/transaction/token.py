@@ -30,6 +30,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +40,7 @@ from txnkv.errors import InvalidTokenError, NotSupportedError, TxnNotFoundError
 from txnkv.storage import clock
 
 _VERSION: Final = 1
+_TEXT: Final = re.compile(rb"\s*[\w-]+=*\s*")
 _WITH_ADDRESSES: Final = 2
 _BODY: Final = struct.Struct(">B16sQQQB")
 _SIZE: Final = struct.Struct(">H")
@@ -226,8 +228,12 @@ def _raw(token: TxnToken | bytes | str) -> bytes:
     if isinstance(token, TxnToken):
         return bytes(token)
     if isinstance(token, (bytes, bytearray, memoryview)):
-        return bytes(token)
+        given = bytes(token)
+        if not _TEXT.fullmatch(given):
+            return given
+        token = given.decode()
     if isinstance(token, str):
+        token = token.strip()
         try:
             return base64.b64decode(
                 token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True

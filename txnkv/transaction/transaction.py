@@ -25,7 +25,7 @@ from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine,
 from txnkv.tables import operations as ops
 from txnkv.transaction import commit_protocols
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import Isolation, Locking, begin
+from txnkv.transaction.begin import Isolation, Locking, begin, require_client
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -298,6 +298,7 @@ class Transaction(Closing):
             InvalidTokenError: altered, forged, of another store, or expired.
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
+        require_client(client)
         client.require_writable()
         if client.elsewhere is not None:
             return cast(Transaction, client.elsewhere("join", token))

@@ -135,7 +135,9 @@ class Predicate:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Return a column as Arrow's kernels compare it: UUIDs as their bytes."""
+    """Return a column as Arrow's kernels compare it: UUIDs as bytes, 7 hundreds, decimals, as 7."""
+    if pa.types.is_decimal(column.type) and column.type.scale < 0:
+        return column.view(pa.decimal128(column.type.precision, 0))
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
@@ -474,10 +476,8 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         return Predicate(name, op, kind, at_sight)
     if (op in _OF_NULLS) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
-    values: pa.Array | tuple[Any, ...]
-    if len(entry) == 2:
-        values = ()
-    else:
+    values: pa.Array | tuple[Any, ...] = ()
+    if len(entry) == 3:
         given = _several(entry) if op == "in" else [entry[2]]
         values = column_array(name, kind, [value for value in given if value is not None])
         if values.null_count:  # Arrow's
