@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -305,3 +307,33 @@ def test_instants_before_zones_had_whole_minutes(store: str, tmp_path: Path, for
     assert made.exit_code == 0, made.output
     with txnkv.connect(store) as client:
         assert client.table("again").scan(ordered=True).to_arrow() == rows
+
+
+def test_values_for_people_do_nothing_to_their_terminal(store: str) -> None:
+    with txnkv.connect(store) as client:
+        odd = client.create_table("odd", txnkv.Schema({"id": "string", "v": "string?"}, ["id"]))
+        odd.insert({"id": "a", "v": "\x1b[31mred\0\tz\u202e \u3000\u200d"})
+    for command in (["scan", store, "odd"], ["get", store, "odd", "a"]):
+        shown = run(*command).stdout
+        assert r"\x1b[31mred\x00\tz\u202e" in shown
+        assert "\x1b" not in shown
+        assert "\u200d" in shown
+    assert r"\u001b[31m" in run("scan", store, "odd", "--json").stdout
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_closed_stdout_is_an_error(form: list[str], store: str) -> None:
+    command = [sys.executable, "-m", "txnkv", "tables", store, *form]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    found = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (found.returncode, "stdout is closed" in found.stderr) == (1, True), found.stderr
+
+
+def test_what_is_not_there_is_told_with_a_command_that_makes_it(store: str) -> None:
+    assert "`txnkv create` or `txnkv load` makes one" in run("count", store, "none").output
+    assert "`txnkv topics create` makes one" in run("topics", "list", store, "none").output
+
+
+def test_a_path_with_a_nul_is_named() -> None:
+    with pytest.raises(ValueError, match=r"a path has no NUL, as 'a\\x00b'"):
+        txnkv.connect("a\0b")

@@ -152,6 +152,14 @@ def given() -> Iterator[None]:
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+_COMMANDS: Final = {
+    "exists_ok=True": "--exists-ok",
+    "Make it with client.create_table(...)": "`txnkv create` or `txnkv load` makes one",
+    "Make it with client.create_topic(...)": "`txnkv topics create` makes one",
+}
+"""Advice of errors to programs, and the same to who types commands."""
+
+
 def words(error: BaseException) -> str:
     """An error in one line."""
     if isinstance(error, RowErrors):
@@ -167,7 +175,9 @@ def words(error: BaseException) -> str:
         return "what is given is nested too deeply"
     if isinstance(error, OverflowError):  # Python's dates end where those of tables do not
         return f"{error}; `txnkv scan --json` shows dates and times of any year"
-    text = str(error).replace("exists_ok=True", "--exists-ok")
+    text = str(error)
+    for call, command in _COMMANDS.items():
+        text = text.replace(call, command)
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
+from unicodedata import category
 
 import click
 import pyarrow as pa
@@ -90,6 +91,9 @@ def require_folder(store: str, what: str, command: str) -> None:
         raise NotSupportedError(f"{what} on the store's host: `txnkv {command}` there")
 
 
+_CLOSED: Final = "stdout is closed: there is nowhere to write to"
+
+
 def out() -> Console:
     """Stdout; without line breaks of its own when it is a pipe or a file."""
     from rich.console import Console
@@ -100,6 +104,8 @@ def out() -> Console:
         def on_broken_pipe(self) -> None:
             raise  # It is called while the error is handled.
 
+    if sys.stdout is None:
+        raise click.ClickException(_CLOSED)
     console = Out(file=sys.stdout, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -135,7 +141,7 @@ def stdout() -> BinaryIO:
         click.ClickException: it is closed.
     """
     if sys.stdout is None:  # as Python has it
-        raise click.ClickException("stdout is closed: there is nowhere to write to")
+        raise click.ClickException(_CLOSED)
     sys.stdout.flush()
     return sys.stdout.buffer
 
@@ -176,6 +182,7 @@ def close_bytes(file: BinaryIO) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on one line."""
+    stdout()
     click.echo(json_text(value))
 
 
@@ -304,6 +311,22 @@ def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
 # -- tables and bars for people --------------------------------------------------------
 
 
+def printable(text: str) -> str:
+    """The same with what would change a terminal, or is not to be seen, as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if category(each) in ("Cc", "Cf", "Cs") and each not in _SEEN
+        else each
+        for each in text
+    )
+
+
+_SEEN: Final = "\n\u200c\u200d"
+"""Line ends, and what joins letters and signs."""
+
+
 def print_grid(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
 ) -> None:
@@ -317,7 +340,7 @@ def print_grid(
     for name in head:
         grid.add_column(Text(name), justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
+        grid.add_row(*(Text(printable(cell)) for cell in row))
     console = out()
     console.print(grid, crop=False)
 
@@ -331,7 +354,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(Text(name), Text(value))
+        grid.add_row(Text(name), Text(printable(value)))
     out().print(grid, crop=False)
 
 

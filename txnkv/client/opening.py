@@ -61,6 +61,8 @@ def connect(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
             "be late behind threads that compute"
         )
+    if isinstance(path, str) and "\0" in path:
+        raise ValueError(f"a path has no NUL, as {path!r}")
     make = create and not read_only
     instance = instances.acquire(path, make, read_only, history, cache_bytes)
     client = Client(expiring(instance), min(keepalive_time, _LONGEST))

@@ -424,7 +424,7 @@ def _not_found(path: Path) -> str:
     if is_there(path / "status.db") and is_there(path / "tablets"):
         return f"no store at {path}: there is all but its FORMAT file; put that back"
     found = "there is no FORMAT file" if is_there(path) else "there is nothing"
-    return f"no store at {path}: {found}. Check the path, or open it with create=True"
+    return f"no store at {path}: {found}. Check the path; txnkv.connect(path) makes a store there"
 
 
 def _read_format(path: Path) -> tuple[str, int, list[str]]:
