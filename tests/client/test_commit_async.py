@@ -19,6 +19,7 @@ import txnkv
 from tests import internals
 from tools.interrupts import Interruption
 from txnkv.coordinator import ShieldedFuture
+from txnkv.storage import is_calm
 from txnkv.storage.faults import arm, disarm
 
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
@@ -214,6 +215,9 @@ def test_such_a_future_is_one_as_others_are() -> None:
     assert future.exception() is None
     future.add_done_callback(heard.append)
     assert heard == [future, future]
+    calm: list[bool] = []
+    future.add_done_callback(lambda _: calm.append(is_calm()))
+    assert calm == [False]  # a handler may interrupt what takes long
     assert ShieldedFuture[int]().cancel()
 
 

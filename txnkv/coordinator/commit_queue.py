@@ -14,6 +14,7 @@ taken into a group by then is waited for.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -43,6 +44,8 @@ from txnkv.storage import (
     patience,
     shielded,
 )
+
+_log = logging.getLogger("txnkv")
 
 T = TypeVar("T")
 
@@ -79,6 +82,7 @@ commit_of: Final = partial(tuple.__new__, SmallCommit)
 _wait: Final = shielded(wait)
 _error: Final = brief(Future[Any].exception)
 _value: Final = brief(Future[Any].result)
+_add: Final = brief(Future[Any].add_done_callback)
 
 
 class ShieldedFuture(Future[T]):
@@ -86,7 +90,6 @@ class ShieldedFuture(Future[T]):
     raised there could leave it held, and who completes the future would wait for it for ever.
     """
 
-    add_done_callback = brief(Future[T].add_done_callback)
     cancel = brief(Future[T].cancel)
     cancelled = brief(Future[T].cancelled)
     done = brief(Future[T].done)
@@ -108,6 +111,16 @@ class ShieldedFuture(Future[T]):
                 raise
         finally:
             del self  # the traceback has this frame
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call it once this is done: at once where it is, as what the program does itself."""
+        if not self.done():
+            _add(self, fn)
+            return
+        try:
+            fn(self)
+        except Exception:  # as the base class does
+            _log.exception("a callback of %r failed", self)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as the base class does, on another thread."""
