@@ -56,9 +56,9 @@ def look(turn):
         snapshot.scan("t").to_arrow()
 
 def own(turn):
-    session = client.new_session()
-    session.upsert(table, {"id": 50 + turn, "v": "o"})
-    session.flush()
+    with client.new_session() as session:
+        session.upsert(table, {"id": 50 + turn, "v": "o"})
+        session.flush()
     client.compact()
 
 def consume(kind):
