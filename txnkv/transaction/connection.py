@@ -183,7 +183,8 @@ def _after_fork_in_child() -> None:
     for session in list(INHERITED):
         session.begin_anew()
     _JOINED.clear()
-    _ALONE.clear()
+    for session in _ALONE:
+        _ALONE.discard(session)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -207,8 +208,8 @@ class JoinedTxn(NamedTuple):
 _JOINED: Final = weakref.WeakKeyDictionary[Any, JoinedTxn]()
 """By what lives as long as a handle or a session of the transaction does."""
 
-_ALONE: Final = weakref.WeakKeyDictionary[Any, WhenDropped]()
-"""Sessions outside of transactions, and what tells of each that something in it is lost."""
+_ALONE: Final = SharedWeakSet[Any]()
+"""Sessions outside of transactions; `lost` of each tells that something in it is."""
 
 _joining: Final = new_lock()
 _ends_seen: Final = set[int]()
@@ -247,15 +248,15 @@ def _tell_lost(waiting: Sequence[Sized], name: str) -> None:
         _log.warning(said, name, lost)
 
 
-def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> None:
+def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> WhenDropped:
     """Note a session outside of transactions: what waits in it is flushed when its client is closed
-    or the process ends, or it is told that it is lost.
+    or the process ends, or what this returns tells that it is lost.
     """
     connection.sessions.add(session)
-    lost = WhenDropped(session, _tell_lost, waiting, "a session outside of transactions")
+    _ALONE.add(session)
     with _joining:
-        _ALONE[session] = lost
         _see_the_end()
+    return WhenDropped(session, _tell_lost, waiting, "a session outside of transactions")
 
 
 def close_sessions(sessions: Iterable[Any]) -> None:
@@ -268,7 +269,7 @@ def _close_alone(session: Any) -> None:
     """Close a session that flushes by itself, with its client or process; tell of others what is
     lost. Those of transactions are left as they are.
     """
-    if (lost := _ALONE.get(session)) is None:
+    if (lost := session.lost) is None:
         return
     waiting = session.waiting()
     try:
@@ -331,7 +332,7 @@ def _at_exit() -> None:
         return
     try:
         with ending_joined():
-            close_sessions(list(_ALONE))
+            close_sessions(_ALONE)
     except Exception as error:
         _log.error("transactions that were joined had rows or messages not written: %s", error)
 
@@ -382,7 +383,7 @@ class Connection:
         for txn, joined in _joined(self):
             joined.drop(txn)
         for session in self.sessions:
-            if session in _ALONE:
+            if session.lost is not None:
                 session.discard()
 
     @property

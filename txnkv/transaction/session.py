@@ -102,10 +102,10 @@ class Session(Closing):
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
         INHERITED.add(self)
-        if context is None:
-            note_alone(connection, self, (self._rows, self._sending))
-        elif context.buffers is not None:
-            context.buffers += (self._rows, self._sending)
+        waits = self._rows, self._sending
+        self.lost = note_alone(connection, self, waits) if context is None else None
+        if context is not None and context.buffers is not None:
+            context.buffers += waits
 
     # -- rows --------------------------------------------------------------------------
 
