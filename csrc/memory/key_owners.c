@@ -2,6 +2,7 @@
 
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codec/hash.h"
 #include "codec/hash_inline.h"
@@ -11,8 +12,6 @@
 /* Runs, each at least twice as long as the one behind it: so they are few, and a key is moved a
  * few times. */
 enum { RUNS = 40, OWNER_BITS = 24, MOST = 1000, MOST_EACH = 4 /* owners of keys */ };
-
-static const uint32_t NO_OWNER = UINT32_MAX;
 
 /* Ascending, of each key the upper bits of its hash above its owner. */
 typedef struct {
@@ -182,21 +181,23 @@ status_t key_owners_pairs(key_owners_t *owners, const uint32_t *seen, const uint
     *n = 0;
     const status_t status = unite(owners);
     if (status != STATUS_OK || owners->n == 0) return status;
-    const run_t *run = owners->runs;
-    uint32_t before = NO_OWNER; /* the latest of another writer that has the key too */
-    for (uint32_t i = 1; i < run->n && *n < cap; i++) {
-        const uint32_t owner = owner_of(run->keys[i]), last = owner_of(run->keys[i - 1]);
-        if (hash_bits(run->keys[i]) != hash_bits(run->keys[i - 1])) {
-            before = NO_OWNER;
-        } else if (writers[owner] != writers[last]) {
-            before = last;
+    const uint64_t *const keys = owners->runs[0].keys;
+    uint32_t first = 0, end = 0; /* those of the key; behind `end` all are of one writer */
+    for (uint32_t i = 1; i < owners->runs[0].n; i++) {
+        const uint32_t later = owner_of(keys[i]);
+        if (hash_bits(keys[i]) != hash_bits(keys[first])) {
+            first = end = i;
+        } else if (writers[later] != writers[owner_of(keys[i - 1])]) {
+            end = i;
         }
-        if (before == NO_OWNER || before < seen[owner]) continue;
-        uint32_t *const pair = out + 2 * (size_t)*n;
-        if (*n > 0 && pair[-2] == before && pair[-1] == owner) continue;
-        pair[0] = before;
-        pair[1] = owner;
-        ++*n;
+        for (uint32_t k = end; k-- > first && owner_of(keys[k]) >= seen[later];) {
+            const uint32_t pair[2] = {owner_of(keys[k]), later};
+            if (writers[pair[0]] == writers[later]) continue;
+            if (*n > 0 && memcmp(out + 2 * (size_t)*n - 2, pair, sizeof pair) == 0) continue;
+            if (*n == cap) return STATUS_OK;
+            memcpy(out + 2 * (size_t)*n, pair, sizeof pair);
+            ++*n;
+        }
     }
     return STATUS_OK;
 }

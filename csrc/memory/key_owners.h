@@ -32,11 +32,10 @@ uint32_t key_owners_find(const key_owners_t *owners, const keys_t *keys, uint8_t
                          uint8_t *out_keys);
 
 /* Pairs of owners, the earlier first, that may have a key in common while the later has not seen
- * the earlier; 2 * cap numbers at most, some pairs more than once. Of the owners of a key the latest
- * before each is asked for, for all before it were seen as well where that was.
+ * the earlier; 2 * cap numbers at most, some pairs more than once.
  *
  * seen: for each owner the number below which it has seen all others.
- * writers: for each owner a number; those of the same know of each other, and are in a row. */
+ * writers: for each owner a number; those of the same know of each other. */
 status_t key_owners_pairs(key_owners_t *owners, const uint32_t *seen, const uint32_t *writers,
                           uint32_t *out, uint32_t cap, uint32_t *n);
 

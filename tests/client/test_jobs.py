@@ -169,6 +169,20 @@ def test_a_key_of_two_attempts_is_found_however_they_are_compared(
     assert wide.count() == (0 if twice else len({*range(0, 600, 7)}.union(*by_attempt)))
 
 
+def test_a_key_of_the_same_hash_hides_none(
+    txn: txnkv.Transaction, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upper 40 bits of the hashes of these two are the same."""
+    monkeypatch.setattr("txnkv.tables.commit.tablet_participants._LOOK", 1e9)
+    job = Job.start(txn)
+    for number, id in enumerate((1_518_592, 1_625_265, 1_518_592)):
+        stage(job, str(number), id, 10_000_000 + number)
+    job.commit(["0", "1", "2"])
+    with pytest.raises(txnkv.RowErrors) as caught:
+        txn.commit()
+    assert [error.key for error in caught.value.errors] == [1_518_592]
+
+
 def test_an_attempt_meets_the_rows_of_the_transaction(
     txn: txnkv.Transaction, table: txnkv.Table
 ) -> None:

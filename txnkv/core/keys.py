@@ -367,13 +367,12 @@ class KeyOwners:
         return Bitmap(owners, bits).positions(), Bitmap(keys.n, found).positions()
 
     def pairs(self, seen: Rows, writers: Rows, cap: int) -> list[tuple[int, int]]:
-        """Pairs of owners that may have a key in common while the later has not seen the earlier:
-        of all that have a key the latest before it. Each once, `cap` of them is where it ends.
+        """Pairs of owners, the earlier first, that may have a key in common while the later has not
+        seen the earlier; each once. The search ends at `cap` of them, with some more than once.
 
         Args:
             seen: for each owner the number below which it has seen all others.
-            writers: for each owner a number; those of the same know of each other, and are in a
-                row.
+            writers: for each owner a number; those of the same know of each other.
         """
         out, n = ffi.new("uint32_t[]", 2 * cap), ffi.new("uint32_t *")
         told = rows_pointer(seen), rows_pointer(writers)

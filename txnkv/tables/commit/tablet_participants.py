@@ -292,14 +292,14 @@ def sweep_row_sets(
     tablet.forget(row_set_ids)
 
 
-_LOOK, _COMPARE, _NOTE = 1e-3, 0.075, 0.06
+_LOOK, _COMPARE, _NOTE = 2e-4, 0.075, 0.06
 _COMPARE_ROW, _NOTE_ROW = 3e-6, 150e-6
 """Milliseconds, about: to look at a pair of row sets, to compare one, to note the keys of one; and
 for a row of it. Only their ratios count.
 """
 _NOTED_AT_ONCE: Final = 1 << 25
 """Keys, 8 bytes each."""
-_MOST_PAIRS: Final = 4096
+_MOST_PAIRS: Final = 1 << 16
 
 
 def _unseen_keys(tablet: Tablet, infos: Sequence[RowSetInfo]) -> dict[bytes, RowSetInfo]:
@@ -326,25 +326,29 @@ def _pairs(
     """Pairs whose key ranges overlap; those that may have keys in common, where it would take
     longer to compare all the others than to find these.
     """
+    numbers = dict[object, int]()  # an attempt knows of all its row sets
+    names = (info.id if info.attempt is None else info.attempt for info in infos)
+    writers = [numbers.setdefault(name, len(numbers)) for name in names]
+    if len(numbers) < 2:
+        return []
     left = sum(_NOTE + _NOTE_ROW * info.rows for info in infos)
     pairs = []
     for i, later in enumerate(infos):
-        for earlier in infos[seen[i] : i]:
+        for k in range(seen[i], i):
+            if writers[k] == writers[i]:
+                continue
+            earlier = infos[k]
             left -= _LOOK
-            if _writer(earlier) != _writer(later) and later.overlaps(
-                earlier.min_key, earlier.max_key
-            ):
+            if later.overlaps(earlier.min_key, earlier.max_key):
                 pairs.append((earlier, later))
                 left -= _COMPARE + _COMPARE_ROW * (earlier.rows + later.rows)
         if left < 0:
-            groups = [group for group in _overlapping(infos) if len(group) > 1]
-            return [pair for group in groups for pair in _likely_pairs(tablet, infos, group, seen)]
+            found: list[tuple[RowSetInfo, RowSetInfo]] = []
+            for group in _overlapping(infos):
+                if len({writers[number] for number in group}) > 1:
+                    found += _likely_pairs(tablet, infos, group, seen, writers)
+            return found
     return pairs
-
-
-def _writer(info: RowSetInfo) -> object:
-    """The one that knows of all its row sets, which came to count at once."""
-    return info.id if info.attempt is None else info.attempt
 
 
 def _overlapping(infos: Sequence[RowSetInfo]) -> list[list[int]]:
@@ -360,14 +364,17 @@ def _overlapping(infos: Sequence[RowSetInfo]) -> list[list[int]]:
 
 
 def _likely_pairs(
-    tablet: Tablet, infos: Sequence[RowSetInfo], group: list[int], seen: Sequence[int]
+    tablet: Tablet,
+    infos: Sequence[RowSetInfo],
+    group: list[int],
+    seen: Sequence[int],
+    writers: Sequence[int],
 ) -> list[tuple[RowSetInfo, RowSetInfo]]:
     """Pairs of some row sets that may have keys in common, by the hashes of all their keys."""
     group = sorted(group)
     own = [infos[i] for i in group]
-    known = [bisect_left(group, seen[i]) for i in group]
-    numbers: dict[object, int] = {}
-    writers = [numbers.setdefault(_writer(info), len(numbers)) for info in own]
+    known = core.Rows.of(bisect_left(group, seen[i]) for i in group)
+    by = core.Rows.of(writers[i] for i in group)
     found: list[tuple[int, int]] = []
     shares = 1 + sum(info.rows for info in own) // _NOTED_AT_ONCE
     for share in range(shares):
@@ -375,7 +382,7 @@ def _likely_pairs(
         for number, info in enumerate(own):
             for keys in keys_of(tablet, info):
                 owners.add(keys, number, share, shares)
-        found += owners.pairs(core.Rows.of(known), core.Rows.of(writers), _MOST_PAIRS)
+        found += owners.pairs(known, by, _MOST_PAIRS)
     return [(own[a], own[b]) for a, b in sorted(found, key=lambda pair: pair[::-1])]
 
 
