@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import random
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,6 +16,8 @@ from click.testing import CliRunner, Result
 
 import txnkv
 from txnkv.cli import main
+from txnkv.cli.text_sources import TextFile
+from txnkv.cli.text_types import Quotes, last_line_end
 
 SCHEMA = txnkv.Schema(
     {
@@ -117,7 +121,7 @@ def test_codes_behind_what_types_were_inferred_from(
         ("id,n\n1,2\n".encode("utf-16"), "this is UTF-16, not UTF-8"),
         (b"id,n\n1,inf\n2,1e400\n", "column 'n' has numbers larger than any float64"),
         (b"id,n\n1,inf\n2,-Infinity\n3,\n", ""),
-        (b"id,n\n1,caf\xe9\n", "column 'n' is not UTF-8: `iconv -f ENCODING -t UTF-8`"),
+        (b"id,n\n1,caf\xe9\n", "column 'n' is not UTF-8: use iconv"),
         (b'id,n\n1,"a\n2,b\n3,c\n', "line 2: a quote is opened here and never closed"),
         (b'id,n\n1,a\n2,"b""', "line 3: a quote is opened here and never closed"),
         (b'"id,n\n1,a\n', "line 1: a quote is opened here and never closed"),
@@ -337,3 +341,49 @@ def test_what_is_not_there_is_told_with_a_command_that_makes_it(store: str) -> N
 def test_a_path_with_a_nul_is_named() -> None:
     with pytest.raises(ValueError, match=r"a path has no NUL, as 'a\\x00b'"):
         txnkv.connect("a\0b")
+
+
+def opened(data: bytes) -> int | None:
+    """The line of the quote that is open behind some CSV, byte by byte."""
+    line, at, state, found = 1, 0, "start", None
+    while at < len(data):
+        byte = data[at : at + 1]
+        if state == "quoted" and data[at : at + 2] == b'""':
+            at += 1
+        elif state == "quoted":
+            state, found = ("field", None) if byte == b'"' else (state, found)
+        elif byte == b'"' and state == "start":
+            state, found = "quoted", line
+        else:
+            state = "start" if byte in b",\r\n" else "field"
+        line += byte == b"\n"
+        at += 1
+    return found
+
+
+def test_quotes_of_csv_are_followed_however_it_comes() -> None:
+    at_random = random.Random(1)
+    for _ in range(3000):
+        data = bytes(at_random.choices(b'"",\r\na', k=at_random.randrange(24)))
+        quotes, at = Quotes(","), 0
+        while at < len(data):
+            size = at_random.randrange(1, 6)
+            quotes.read(data[at : at + size])
+            at += size
+        quotes.read(b"")
+        assert quotes.opened == opened(data)
+        ends = [n + 1 for n in range(len(data)) if data[n] == 10 and opened(data[:n]) is None]
+        assert last_line_end(data, ",") == (ends[-1] if ends else len(data))
+
+
+def test_a_block_does_not_end_between_the_two_bytes_of_a_line_end(tmp_path: Path) -> None:
+    """Arrow drops a newline at the beginning of the next one, in quotes too."""
+    data = b'id,v\r\n1,"a\r\nb"\r\n2,c\r\r\r\n' * 5 + b"\r"
+    path = tmp_path / "t.csv"
+    path.write_bytes(data)
+    for size in range(2, 20):
+        with TextFile(str(path)) as file:
+            blocks = list(iter(lambda: file.read(size), b""))  # noqa: B023
+        assert b"".join(blocks) == data
+        borders = itertools.pairwise(blocks)
+        assert not any(a.endswith(b"\r") and b.startswith(b"\n") for a, b in borders)

@@ -155,7 +155,10 @@ def test_a_client_that_closes_asks_a_server_that_hangs_no_more(
     _until(lambda: bool(asked))
     client.close()
     assert len(asked) == 1
-    assert "when 1 rows or messages waited, and failed: the server" in caplog.text
+    assert (
+        "in which 1 rows or messages waited, failed as its client was closed: the server"
+        in caplog.text
+    )
     wire.close()
 
 

@@ -100,7 +100,9 @@ def test_a_file_that_is_not_to_be_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def fail_read() -> Iterator[list[int]]:
-    """Has SQLite's read of a file fail that is the last of so many."""
+    """Has SQLite's read of a file fail that is the last of so many; or gives wrong bytes once, for
+    the page at the second of these numbers.
+    """
     vfs = apsw.VFS("of reads", base="unix")
     name = next(each for each in ("pread64", "pread") if vfs.xGetSystemCall(each))
     real, left = vfs.xGetSystemCall(name), [0]
@@ -111,7 +113,11 @@ def fail_read() -> Iterator[list[int]]:
         if left[0] == 0:
             ctypes.set_errno(errno.EIO)
             return -1
-        return int(call(file, data, size, at))
+        found = int(call(file, data, size, at))
+        if left[1:] == [at] and size == STATUS_PAGE_BYTES:
+            ctypes.memset(data, 0xFF, size)
+            left.pop()
+        return found
 
     mine = _READ(read)
     vfs.xSetSystemCall(name, ctypes.cast(mine, ctypes.c_void_p).value)
@@ -135,6 +141,25 @@ def test_a_read_that_fails_once_is_no_damage(store: Store, fail_read: list[int])
         if fail_read[0] > 0:
             break
     assert any("could not be read, but can be now" in each for each in told)
+
+
+@pytest.mark.parametrize("begin", ["read", "write"])
+def test_a_page_of_which_wrong_bytes_came_once_is_read_again(
+    store: Store, fail_read: list[int], begin: str
+) -> None:
+    """It was kept in the cache of the connection, and all that used that failed for ever."""
+    insert(store, 1)
+    with store.status.read() as cur:
+        (page,) = cur.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()
+    with store.status.read():  # one is open, so that the WAL is there
+        store.status.checkpoint()
+        store.status._close_connections()
+        fail_read.append((page - 1) * STATUS_PAGE_BYTES)
+        refused = pytest.raises(UnavailableError, match="can be now")
+        with refused, getattr(store.status, begin)() as cur:
+            cur.execute("SELECT id FROM t").fetchall()
+    with getattr(store.status, begin)() as cur:
+        assert cur.execute("SELECT id FROM t").fetchall() == [(1,)]
 
 
 def test_damage_is_told_as_such(store: Store) -> None:

@@ -312,19 +312,19 @@ def json_form(column: pa.Array) -> tuple[pa.Array, JsonKind]:
 
 
 def printable(text: str) -> str:
-    """The same with what would change a terminal, or is not to be seen, as Python escapes it."""
+    """The same with what would change a terminal as Python escapes it."""
     if text.isprintable():
         return text
     return "".join(
         each.encode("unicode_escape").decode()
-        if category(each) in ("Cc", "Cf", "Cs") and each not in _SEEN
+        if (category(each) in ("Cc", "Cs") and each != "\n") or each in _TURNS
         else each
         for each in text
     )
 
 
-_SEEN: Final = "\n\u200c\u200d"
-"""Line ends, and what joins letters and signs."""
+_TURNS: Final = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Signs that turn the direction of all text that follows."""
 
 
 def print_grid(
@@ -338,7 +338,9 @@ def print_grid(
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     numbers = set(right)
     for name in head:
-        grid.add_column(Text(name), justify="right" if name in numbers else "left", overflow="fold")
+        grid.add_column(
+            Text(printable(name)), justify="right" if name in numbers else "left", overflow="fold"
+        )
     for row in rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
     console = out()
@@ -354,7 +356,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(Text(name), Text(printable(value)))
+        grid.add_row(Text(printable(name)), Text(printable(value)))
     out().print(grid, crop=False)
 
 

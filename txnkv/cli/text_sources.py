@@ -91,7 +91,7 @@ class TextFile(io.RawIOBase):
         self.quotes: Quotes | None = None
         self._raw = open_bytes(path)
         self.total = length_of(self._raw)
-        self.consumed, self._pushed = 0, b""
+        self.consumed, self._pushed, self._kept = 0, b"", b""
         self._inflate: Any = None
         self._begin()
 
@@ -124,9 +124,14 @@ class TextFile(io.RawIOBase):
     def read(self, n: int | None = -1) -> bytes:
         """Up to n bytes; empty at the end."""
         wanted = BLOCK if n is None or n < 0 else n
-        found = self.head[self._at : self._at + wanted]
-        self._at += len(found)
-        found = found or self._decoded(wanted)
+        more = self.head[self._at : self._at + wanted - len(self._kept)]
+        self._at += len(more)
+        more = more or self._decoded(wanted - len(self._kept))
+        found, self._kept = self._kept + more, b""
+        if more and found.endswith(b"\r"):  # Arrow drops a newline that begins the next block
+            found, self._kept = found[:-1], b"\r"
+            if not found:
+                return self.read(n)
         if self.quotes is not None:
             self.quotes.read(found)
         return found
@@ -212,7 +217,7 @@ class CsvSource(_TextSource):
         if self._file.whole:
             Quotes(self._delimiter).require_closed([head])
         else:
-            head = head[: last_line_end(head)]
+            head = head[: last_line_end(head, self._delimiter)]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
         try:
@@ -231,10 +236,8 @@ class CsvSource(_TextSource):
 
         for field in found.schema:
             if pa.types.is_binary(field.type):
-                raise ValueError(
-                    f"column {field.name!r} is not UTF-8: `iconv -f ENCODING -t UTF-8` makes it "
-                    f"that; --schema {field.name}:binary takes bytes"
-                )
+                said = f"is not UTF-8: use iconv, or --schema {field.name}:binary"
+                raise ValueError(f"column {field.name!r} {said}")
         return storable(with_whole_numbers(found, again, again))
 
     def _read_head(self, head: bytes, types: dict[str, pa.DataType] | None = None) -> pa.Table:
@@ -343,7 +346,6 @@ class CsvSource(_TextSource):
         return csv_words(message, self._names or self._header())
 
     def _header(self) -> list[str]:
-        """The names in the first line."""
         text = self._file.head.decode(errors="replace").splitlines()[:1]
         return next(read_lines(text, delimiter=self._delimiter), [])
 

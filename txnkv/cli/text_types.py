@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import isinf
@@ -261,32 +262,40 @@ class Quotes:
         delimiter: of the fields.
     """
 
-    _CLOSES: Final = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+    _QUOTED: Final = rb'[^"]*(?:""[^"]*)*'
+    _CLOSES: Final = re.compile(_QUOTED + rb'"(?!")')
 
     def __init__(self, delimiter: str) -> None:
-        ends = b"[\\r\\n" + re.escape(delimiter.encode()) + b"]"
-        # A quote opens at the start of a field alone; elsewhere it is a character like others.
-        opened = b'(?<=%b)"%b' % (ends, self._CLOSES.pattern)
-        self._closed = re.compile(b'[^"]*+(?:(?:%b|(?<!%b)")[^"]*+)*+' % (opened, ends))
-        self._before, self._line, self.ended = b"\n", 1, False
+        # A quote opens at the start of a field alone; elsewhere it is a character like others. Not
+        # by possessive groups: Python before 3.11.5 matches these wrongly.
+        start = b'(?<=[\\r\\n%b])"' % re.escape(delimiter.encode())
+        asked = start, self._CLOSES.pattern, self._QUOTED
+        self._fields = re.compile(b"%b(?:%b|(%b)\\Z)" % asked)
+        self._before, self._line, self._begun, self.ended = b"\n", 1, False, False
         self.opened: int | None = None
         """The line of the quote that is open."""
+        self.at = self._read = 0
+        """The bytes that were read before that quote, and at all."""
 
     def read(self, data: bytes) -> None:
         """Take what comes next; nothing at the end."""
         self.ended = not data
-        if self._before == b"\n":
-            data = data.removeprefix(b"\xef\xbb\xbf")
-        text = self._before + data
+        if not self._begun:
+            self._begun = True
+            if data.startswith(b"\xef\xbb\xbf"):
+                self._read, data = 3, data[3:]
+        text, before = self._before + data, self._read - len(self._before)
+        self._read += len(data)
         # Quotes at the end may be halves of doubled ones.
         whole = text.rstrip(b'"') if data else text
         at = 1
         if self.opened is not None and (found := self._CLOSES.match(whole, at)):
             self.opened, at = None, found.end()
         if self.opened is None and b'"' in whole:
-            found = self._closed.match(whole, at)
-            if found is not None and found.end() < len(whole):
-                self.opened = self._line + whole.count(b"\n", 1, found.end())
+            last = deque(self._fields.finditer(whole, at), maxlen=1)
+            if last and last[0][1] is not None:
+                self.at = before + last[0].start()
+                self.opened = self._line + whole.count(b"\n", 1, last[0].start())
         self._line += whole.count(b"\n", 1)
         self._before = whole[-1:] + text[len(whole) :]
 
@@ -303,12 +312,14 @@ class Quotes:
             raise ValueError(f"line {self.opened:,}: a quote is opened here and never closed")
 
 
-def last_line_end(head: bytes) -> int:
+def last_line_end(head: bytes, delimiter: str) -> int:
     """Behind the last newline that is not inside quotes."""
-    end, inside = len(head), head.count(b'"') % 2
+    end = len(head)
     while (line := head.rfind(b"\n", 0, end)) >= 0:
-        inside ^= head.count(b'"', line, end) % 2
-        if not inside:
+        quotes = Quotes(delimiter)
+        quotes.read(head[:line])
+        quotes.read(b"")
+        if quotes.opened is None:
             return line + 1
-        end = line
+        end = quotes.at
     return len(head)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar, get_args
 
@@ -59,7 +59,6 @@ from txnkv.transaction import (
     Retries,
     Session,
     Transaction,
-    close_sessions,
     ending_joined,
 )
 
@@ -159,9 +158,6 @@ class RemoteClient(RemoteHandle, Client):
     def close(self) -> None:
         if not self._channel.closed:
             with ending_joined(self):
-                self._channel.closing = True  # a server that hangs is asked once
-                close_sessions(self.sessions)
-                self._channel.closing = False
                 self.close_handles()
                 self.is_open = False
                 if "committer" in self.__dict__:
@@ -172,6 +168,15 @@ class RemoteClient(RemoteHandle, Client):
                 if "pool" in self.__dict__:
                     self.pool.shutdown()
                 self._channel.close()
+
+    @contextmanager
+    def asking_once(self) -> Iterator[None]:
+        """Wait for a server that hangs once only, in the block."""
+        self._channel.closing = True
+        try:
+            yield
+        finally:
+            self._channel.closing = False
 
     def require_open(self) -> None:
         self._channel.require_open()

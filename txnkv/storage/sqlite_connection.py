@@ -299,9 +299,10 @@ class ReaderPool:
         if self.identity is not None:
             self.identity.require()
 
-    def give_back(self, connection: apsw.Connection) -> None:
+    def give_back(self, connection: apsw.Connection, error: BaseException | None = None) -> None:
         """Keeps a connection for the next, if it is sound and there are not enough."""
-        if self._retired or len(self._idle) >= _IDLE_KEPT or connection.in_transaction:
+        sound = not (connection.in_transaction or isinstance(error, apsw.CorruptError))
+        if self._retired or len(self._idle) >= _IDLE_KEPT or not sound:
             connection.close(True)
         else:
             self._idle.append(connection)
@@ -365,7 +366,7 @@ class ReadTransaction:
             self._cursor.close(True)
             end_transaction(self._connection)
         finally:
-            self._pool.give_back(self._connection)
+            self._pool.give_back(self._connection, error)
             GATE.leave()
         if error is None and self._sync is not None:
             self._sync()

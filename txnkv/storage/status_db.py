@@ -391,7 +391,7 @@ class StatusDatabase:
                     committed = True
                 else:
                     translated = sqlite_error(error, self.path, self._writer)
-                    self._roll_back()
+                    self._roll_back(error)
                     if translated is not None:
                         raise translated from error
             finally:
@@ -498,17 +498,19 @@ class StatusDatabase:
     def _fail(self, error: BaseException) -> NoReturn:
         """Roll back after an error, and raise it."""
         translated = sqlite_error(error, self.path, self._writer)
-        self._roll_back()
+        self._roll_back(error)
         if translated is not None:
             raise translated from error
         raise error
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, error: BaseException) -> None:
         assert self._writer is not None
+        sound = not isinstance(error, apsw.CorruptError)  # what was read wrongly is in its cache
         try:
             end_transaction(self._writer)
         except apsw.Error:
-            # Closing rolls back too, and the next write gets a sound connection.
+            sound = False
+        if not sound:  # closing rolls back too, and the next write gets a sound connection
             self._close_writer()
 
     # -- making ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
@@ -28,7 +28,7 @@ from typing import (
 )
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
+from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, UnavailableError
 from txnkv.storage import SharedWeakSet, WhenDropped, new_lock, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
@@ -260,26 +260,25 @@ def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -
 
 
 def close_sessions(sessions: Iterable[Any]) -> None:
-    """Close those outside of transactions, as their client is or the process ends."""
-    for session in sessions:
-        _close_alone(session)
-
-
-def _close_alone(session: Any) -> None:
-    """Close a session that flushes by itself, with its client or process; tell of others what is
-    lost. Those of transactions are left as they are.
+    """Close those of no transaction that flush by themselves, and tell of others what is lost. A
+    server that does not answer is asked once.
     """
-    if (lost := session.lost) is None:
-        return
-    waiting = session.waiting()
-    try:
-        if session.flush_mode == "auto_background":
-            session.close()
-    except Exception as error:
-        lost.forget()
-        said = "%r was closed with its client, when %d rows or messages waited, and failed: %s"
-        _log.warning(said, session, waiting, error)
-    lost()
+    gone = set[Any]()
+    for session in sessions:
+        if (lost := session.lost) is None:
+            continue
+        connection, waiting = session._connection, session.waiting()
+        try:
+            if session.flush_mode == "auto_background" and connection not in gone:
+                with connection.asking_once():
+                    session.close()
+        except Exception as error:
+            if isinstance(error, UnavailableError) and connection.elsewhere is not None:
+                gone.add(connection)
+            lost.forget()
+            said = "%r, in which %d rows or messages waited, failed as its client was closed: %s"
+            _log.warning(said, session, waiting, error)
+        lost()
 
 
 def flush_sessions(context: Any) -> None:
@@ -368,9 +367,12 @@ class Connection:
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
 
+    def asking_once(self) -> AbstractContextManager[object]:
+        return nullcontext()  # nothing is asked here
+
     def close_handles(self) -> None:
-        """Give up the places, shares and leases that handles have; send what waits in them, and in
-        sessions that flush by themselves. What cannot be done is said in the log.
+        """Give up what handles have; send what waits in them, and in sessions that flush by
+        themselves. What cannot be done is said in the log.
         """
         close_sessions(self.sessions)
         for handle in self.handles:
