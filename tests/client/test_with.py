@@ -226,7 +226,7 @@ def test_a_flush_at_the_close_that_fails_is_told_and_does_not_fail_the_close(
     client.drop_table("gone")
     other.close()
     assert table.count() == 2
-    assert "when 3 rows or messages waited, and failed: " in caplog.text
+    assert "in which 3 rows or messages waited, failed as its client was closed: " in caplog.text
 
 
 def test_a_block_of_the_client_that_fails_flushes_nothing(

@@ -366,7 +366,7 @@ def test_a_full_disk_refuses_and_loses_nothing(
         patched.setattr(world.store.status, "_commit", full)
         with pytest.raises(StorageFullError):
             log.commit(small(2, b"lost"))
-    world.store.status._roll_back()
+    world.store.status._roll_back(StorageFullError("no room"))
     assert shelf.values() == [b"kept"]
     assert log.latest() == kept
     log.commit(small(3, b"next"))

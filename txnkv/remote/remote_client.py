@@ -170,7 +170,7 @@ class RemoteClient(RemoteHandle, Client):
                 self._channel.close()
 
     @contextmanager
-    def asking_once(self) -> Iterator[None]:
+    def _asking_once(self) -> Iterator[None]:
         """Wait for a server that hangs once only, in the block."""
         self._channel.closing = True
         try:

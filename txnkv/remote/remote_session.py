@@ -165,7 +165,7 @@ class RemoteSession(RemoteHandle, Session):
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection
         connection.sessions.add(self)
-        self.lost = note_alone(connection, self, (self._changes,)) if txn is None else None
+        self._lost = note_alone(connection, self, (self._changes,)) if txn is None else None
         if own:
             self.twin = "Transaction"
         if made_by is not None:

@@ -209,7 +209,7 @@ _JOINED: Final = weakref.WeakKeyDictionary[Any, JoinedTxn]()
 """By what lives as long as a handle or a session of the transaction does."""
 
 _ALONE: Final = SharedWeakSet[Any]()
-"""Sessions outside of transactions; `lost` of each tells that something in it is."""
+"""Sessions outside of transactions; `_lost` of each tells that something in it is."""
 
 _joining: Final = new_lock()
 _ends_seen: Final = set[int]()
@@ -265,12 +265,12 @@ def close_sessions(sessions: Iterable[Any]) -> None:
     """
     gone = set[Any]()
     for session in sessions:
-        if (lost := session.lost) is None:
+        if (lost := session._lost) is None:
             continue
         connection, waiting = session._connection, session.waiting()
         try:
             if session.flush_mode == "auto_background" and connection not in gone:
-                with connection.asking_once():
+                with connection._asking_once():
                     session.close()
         except Exception as error:
             if isinstance(error, UnavailableError) and connection.elsewhere is not None:
@@ -367,7 +367,7 @@ class Connection:
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
 
-    def asking_once(self) -> AbstractContextManager[object]:
+    def _asking_once(self) -> AbstractContextManager[object]:
         return nullcontext()  # nothing is asked here
 
     def close_handles(self) -> None:
@@ -385,7 +385,7 @@ class Connection:
         for txn, joined in _joined(self):
             joined.drop(txn)
         for session in self.sessions:
-            if session.lost is not None:
+            if session._lost is not None:
                 session.discard()
 
     @property

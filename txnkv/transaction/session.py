@@ -103,7 +103,7 @@ class Session(Closing):
             self._rows.lone = None
         INHERITED.add(self)
         waits = self._rows, self._sending
-        self.lost = note_alone(connection, self, waits) if context is None else None
+        self._lost = note_alone(connection, self, waits) if context is None else None
         if context is not None and context.buffers is not None:
             context.buffers += waits
 
