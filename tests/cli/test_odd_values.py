@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -383,7 +384,7 @@ def test_a_block_does_not_end_between_the_two_bytes_of_a_line_end(tmp_path: Path
     path.write_bytes(data)
     for size in range(2, 20):
         with TextFile(str(path)) as file:
-            blocks = list(iter(lambda: file.read(size), b""))  # noqa: B023
+            blocks = list(iter(partial(file.read, size), b""))
         assert b"".join(blocks) == data
         borders = itertools.pairwise(blocks)
         assert not any(a.endswith(b"\r") and b.startswith(b"\n") for a, b in borders)

@@ -175,6 +175,7 @@ def test_close_flushes(make: Any, table: txnkv.Table) -> None:
     with pytest.raises(txnkv.ClosedError):
         session.write(table, {})
     session.close()
+    assert session._lost is None or not session._lost.alive  # nobody is to look after it
     end()
     assert table.count() == 1
 

@@ -456,6 +456,8 @@ class RemoteSession(RemoteHandle, Session):
                     self._flusher.wait(self)
                     calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
                     self._refused = self._request(*calls)
+                if self._lost is not None:
+                    self._lost.forget()
             except (TableNotFoundError, TopicNotFoundError):
                 flush_rest(self)
                 raise

@@ -422,10 +422,8 @@ class Session(Closing):
         one_of("flush_mode", mode, FLUSH_MODES)
         self._before_flush()
         if self.has_pending:
-            raise InvalidTxnStateError(
-                f"cannot change the flush mode from {self._mode} to {mode}: rows or messages wait. "
-                "Flush the session first"
-            )
+            said = f"cannot change the flush mode from {self._mode} to {mode}"
+            raise InvalidTxnStateError(f"{said}: rows or messages wait. Flush the session first")
         self.end()  # the short cuts are of mode manual
         self._mode, self._room.refuses = mode, mode == "manual"
 
@@ -486,6 +484,8 @@ class Session(Closing):
         try:
             if self._context is None or not self._context.local.ended:
                 self.flush()
+            if self._lost is not None:  # or a thread would be woken to look for it
+                self._lost.forget()
         except (TableNotFoundError, TopicNotFoundError):
             flush_rest(self)
             raise

@@ -300,6 +300,7 @@ for a row of it. Only their ratios count.
 _NOTED_AT_ONCE: Final = 1 << 25
 """Keys, 8 bytes each."""
 _MOST_PAIRS: Final = 1 << 16
+"""So many are not all of different keys that have the same hash by chance."""
 
 
 def _unseen_keys(tablet: Tablet, infos: Sequence[RowSetInfo]) -> dict[bytes, RowSetInfo]:
