@@ -51,6 +51,7 @@ HEADERS = [
     "log/committed.h",
     "log/last_keys.h",
     "log/kafka.h",
+    "tablet/gone.h",
     "tablet/layers.h",
 ]
 SOURCES = sorted(

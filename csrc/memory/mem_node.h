@@ -19,6 +19,7 @@ typedef _Atomic(mem_node_t *) mem_link_t;
 struct mem_node {
     mem_entry_t entry;
     uint64_t prefix; /* of the key: most comparisons need no other memory */
+    const mem_node_t *older; /* the row that was put before it */
     mem_link_t next[];
 };
 
@@ -26,6 +27,7 @@ struct mem_row_set {
     mem_link_t head[MEM_LEVELS];
     _Atomic uint32_t levels; /* in use; a reader that sees too few only goes slower */
     _Atomic uint64_t max_stamp;
+    _Atomic(const mem_node_t *) newest; /* no tombstone */
     _Atomic uint64_t count;
     _Atomic uint64_t bytes;
     uint32_t width;
@@ -102,6 +104,10 @@ static inline mem_node_t *mem_seek(const mem_row_set_t *set, const mem_probe_t *
 /* Nothing in the set is newer. */
 static inline uint64_t mem_max_stamp(const mem_row_set_t *set) {
     return atomic_load_explicit(&set->max_stamp, memory_order_acquire);
+}
+
+static inline const mem_node_t *mem_newest(const mem_row_set_t *set) {
+    return atomic_load_explicit(&set->newest, memory_order_acquire);
 }
 
 /* The level of the next node, from a state that steps with each. */

@@ -31,6 +31,8 @@ uint64_t mem_row_set_bytes(const mem_row_set_t *set) {
     return atomic_load_explicit(&set->bytes, memory_order_relaxed);
 }
 
+uint64_t mem_row_set_max_stamp(const mem_row_set_t *set) { return mem_max_stamp(set); }
+
 /* -- writing ------------------------------------------------------------------------------ */
 
 uint32_t mem_draw_levels(uint64_t *random) {
@@ -60,6 +62,7 @@ static mem_node_t *make_node(mem_row_set_t *set, uint32_t levels, const mem_prob
     node->entry = (mem_entry_t){probe->stamp, bytes + probe->key.len, row_len,
                                 (uint32_t)probe->key.len};
     node->prefix = probe->prefix;
+    node->older = mem_newest(set);
     return node;
 }
 
@@ -108,6 +111,9 @@ void mem_insert(mem_row_set_t *set, slice_t key, uint64_t stamp, const uint8_t *
         atomic_store_explicit(&set->max_stamp, stamp, memory_order_release);
     }
     link_node(set, node, levels);
+    if (row_len != MEM_TOMBSTONE) {
+        atomic_store_explicit(&set->newest, node, memory_order_release);
+    }
     if (levels > mem_levels(set)) {
         atomic_store_explicit(&set->levels, levels, memory_order_relaxed);
     }

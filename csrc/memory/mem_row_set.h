@@ -52,6 +52,8 @@ void mem_row_set_destroy(mem_row_set_t *set);
 uint64_t mem_row_set_count(const mem_row_set_t *set);
 /* Bytes of all entries, with what it takes to find them. */
 uint64_t mem_row_set_bytes(const mem_row_set_t *set);
+/* No entry has a higher stamp. */
+uint64_t mem_row_set_max_stamp(const mem_row_set_t *set);
 
 /* -- writing ------------------------------------------------------------------------------ */
 
@@ -86,6 +88,15 @@ uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,
 const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *low,
                                        size_t low_len, const uint8_t *high, size_t high_len,
                                        uint64_t after);
+
+/* The row that was put last, no tombstone; NULL: none. `max_stamp` asked afterwards is not below it. */
+const mem_entry_t *mem_row_set_newest(const mem_row_set_t *set);
+
+/* The row with the least key in [low, high), NULL for no bound, of those that were put since `since`
+ * was the newest; NULL: none. LIMIT: too many were put to be looked at. */
+status_t mem_row_set_first_since(const mem_row_set_t *set, const mem_entry_t *since,
+                                 const uint8_t *low, size_t low_len, const uint8_t *high,
+                                 size_t high_len, const mem_entry_t **out);
 
 /* The position of the first key that has an entry with a stamp > after, or -1. */
 int64_t mem_row_set_changed_keys(const mem_row_set_t *set, const keys_t *keys, uint64_t after);

@@ -8,7 +8,8 @@
  * A row set is its blocks as they lie in the map, parsed once. A block that nobody asked for yet is
  * NULL: the answer is LAYERS_LOAD with its place, the caller parses and sets it, and asks again.
  *
- * Nothing here is changed once it is made, but for blocks that are set, which is atomic. The
+ * Nothing here is changed once it is made, but for blocks that are set, which is atomic, and for what
+ * is noted as gone. The
  * caller keeps all memory, and the map and its pages, for as long as a call goes on. Blocks are
  * those that block_verify has accepted; what is damaged all the same gives LAYERS_CORRUPT, never
  * a read outside. Safe from any thread; nothing is allocated. */
@@ -19,6 +20,7 @@
 #include "memory/mem_row_set.h"
 #include "rowset/block.h"
 #include "rowset/delta.h"
+#include "tablet/gone.h"
 
 /* One block of a row set. `filter` or `inserts` of no rows: there is none, or all have the row
  * set's stamp. A column of kind 0 is not there: the default counts. */
@@ -60,6 +62,7 @@ typedef struct {
     uint64_t flushed;
     uint32_t staged_n;
     uint32_t steps_n;
+    gone_t *gone; /* what is known to be gone of memory and steps; NULL: that is not kept */
 } layers_t;
 
 typedef enum {

@@ -107,7 +107,7 @@ static void fuzz_layers(const uint8_t *data, size_t len, const block_t *block) {
     layer_row_set_t set = {{least, 0, ends + 8, 0, 1}, {most, 16, ends, 0, 1}, list, 1, 9, 1, 0, 0, 0};
     layers_init_row_set(&set);
     const layer_step_t step = {&set, 0, 0};
-    const layers_t layers = {NULL, &step, NULL, 0, 0, 1};
+    const layers_t layers = {NULL, &step, NULL, 0, 0, 1, NULL};
     layer_found_t found;
     for (uint64_t snapshot = 1; snapshot < 10; snapshot += 8) {
         layers_find(&layers, NULL, data, len < 8 ? len : 8, snapshot, &found);

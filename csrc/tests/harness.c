@@ -140,6 +140,7 @@ int main(void) {
     RUN(test_zone);
     RUN(test_but);
     RUN(test_layers);
+    RUN(test_gone);
     RUN(test_row);
     RUN(test_value);
     RUN(test_json);

@@ -63,6 +63,7 @@ void test_encode_damage(void);
 void test_zone(void);
 void test_but(void);
 void test_layers(void);
+void test_gone(void);
 void test_row(void);
 void test_value(void);
 void test_json(void);

@@ -373,7 +373,7 @@ static void check_layers(void) {
         tablet->memory[tablet->memory_n++] = version;
     }
     const layers_t layers = {steps, steps + tablet->staged, tablet->set, tablet->flushed,
-                             tablet->staged, ROW_SETS - tablet->staged};
+                             tablet->staged, ROW_SETS - tablet->staged, NULL};
     uint8_t data[8 * KEYS];
     for (uint32_t key = 0; key < KEYS; key++) key_bytes(data + 8 * (size_t)key, key);
     const keys_t keys = {data, sizeof data, NULL, 8, KEYS};
@@ -405,7 +405,7 @@ static void check_layers(void) {
 static void check_own(void) {
     const uint8_t key[8] = {0, 0, 0, 0, 0, 0, 0, 1}, row[4] = {9, 0, 0, 0};
     mem_row_set_t *memory = mem_row_set_create(8), *own = mem_row_set_create(8);
-    const layers_t layers = {NULL, NULL, memory, 2, 0, 0};
+    const layers_t layers = {NULL, NULL, memory, 2, 0, 0, NULL};
     layer_found_t found;
     EXPECT(layers_find(&layers, own, key, 8, 5, &found) == LAYERS_ABSENT);
     EXPECT(mem_row_set_put(memory, key, 8, 3, row, 4) == STATUS_OK);
@@ -440,7 +440,7 @@ static void check_meets(void) {
                            .lasts = {last.data, last.len, ends[1], 0, 1}};
     layers_init_row_set(&set);
     const layer_step_t step = {&set, 0, 0};
-    const layers_t layers = {NULL, &step, NULL, 0, 0, 1};
+    const layers_t layers = {NULL, &step, NULL, 0, 0, 1, NULL};
     const int inside = slice_compare(first, keys[2]) <= 0 && slice_compare(keys[2], last) <= 0;
     EXPECT(layers_meet(&layers, keys[2].data, keys[2].len, 1) == inside);
 }

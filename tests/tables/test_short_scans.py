@@ -7,6 +7,7 @@ dict; that it went the short way is seen by its plan.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from txnkv.transaction.table_scan import Scan
 SCHEMA = txnkv.Schema(
     {"w": "int32", "d": "string", "v": "int64", "l": "list<int32>?"}, primary_key=["w", "d"]
 )
+QUEUE = txnkv.Schema({"q": "int64", "n": "int64"}, primary_key=["q", "n"])
 PLACES = [None, txnkv.hash_partition("d", 3), txnkv.range_partition("w", [1, 3])]
 Rows = dict[tuple[int, str], int]
 
@@ -159,6 +161,79 @@ def test_many_rows_are_scanned_as_ever(client: txnkv.Client) -> None:
         scan = table.scan(columns=["v"], limit=limit, ordered=True)
         assert scan.to_arrow().column("v").to_pylist() == list(range(5500, 6000))[:limit]
         assert is_short(scan), "they are stepped over"
+
+
+def test_what_was_deleted_at_the_front_is_passed_once(client: txnkv.Client) -> None:
+    """As in a queue: more than one look passes; and a row that is put there is seen."""
+    table = client.create_table("t", QUEUE)
+    count = 100_000
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"q": [1] * count, "n": range(count)}))
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"q": [1] * 90_000, "n": range(90_000)}), op="delete")
+    before, asked = client.snapshot(), {"where": [("q", "=", 1)], "limit": 1, "ordered": True}
+    scans = [table.scan(**asked) for _ in range(40)]
+    assert [scan.to_arrow().column("n").to_pylist() for scan in scans] == [[90_000]] * 40
+    assert is_short(scans[-1]), "each look goes on where the one before gave up"
+    table.insert({"q": 1, "n": 7})
+    assert [each["n"] for each in table.scan(**asked)] == [7]
+    assert [each["n"] for each in before.scan(table, **asked)] == [90_000]
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"q": [1], "n": [7]}), op="delete")
+        assert [each["n"] for each in txn.scan(table, **asked)] == [90_000]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_queues(client: txnkv.Client, connect: Callable[..., txnkv.Client], seed: int) -> None:
+    """Two queues in one table, taken from the front, beside all that moves rows: as a dict."""
+    chance, other = random.Random(seed), connect()
+    client.create_table("t", QUEUE)
+    rows: set[tuple[int, int]] = set()
+    ends, snapshots = [0, 0], [(client.snapshot(), frozenset(rows))]
+
+    def same(reader: Any, there: Any) -> None:
+        q, limit = chance.choice([None, 0, 1]), chance.choice([1, 1, 2, 700, None])
+        low, high = chance.choice([0, 0, 90]), chance.choice([10_000, 10_000, 300])
+        where = [] if q is None else [("q", "=", q), ("n", ">=", low), ("n", "<", high)]
+        found = reader.scan("t", where=where, limit=limit, ordered=True)
+        wanted = sorted(k for k in there if q is None or (k[0] == q and low <= k[1] < high))
+        assert [(row["q"], row["n"]) for row in found] == wanted[:limit]
+
+    for _ in range(120):
+        q, by = chance.choice([0, 1]), chance.choice([client, other])
+        front = sorted(key for key in rows if key[0] == q)[: chance.choice([1, 70, 400])]
+        match chance.randrange(12):
+            case 0 | 1:
+                some = range(ends[q], ends[q] + chance.choice([1, 50, 500]))
+                with by.transaction() as txn:
+                    txn.write("t", pa.table({"q": [q] * len(some), "n": some}))
+                rows |= {(q, n) for n in some}
+                ends[q] = some.stop
+            case 2 | 3 if front:
+                gone = pa.table(dict(zip("qn", map(list, zip(*front, strict=True)), strict=True)))
+                with by.transaction() as txn:
+                    txn.write("t", gone, op="delete")
+                rows -= {*front}
+            case 4 if ends[q]:
+                again = q, chance.randrange(ends[q])
+                with by.transaction() as txn:
+                    txn.upsert("t", {"q": q, "n": again[1]})
+                rows.add(again)
+            case 5:
+                chance.choice([internals.flush, internals.compact])(client)
+            case 6:
+                snapshots.append((client.snapshot(), frozenset(rows)))
+            case 7:
+                same(*chance.choice(snapshots))
+            case 8:
+                txn = by.transaction()
+                txn.upsert("t", {"q": q, "n": 5})
+                for key in front:
+                    txn.delete("t", key)
+                same(txn, {*rows, (q, 5)} - {*front})
+                txn.rollback()
+            case _:
+                same(by.snapshot(), rows)
 
 
 @pytest.mark.parametrize("by_rows", [False, True])

@@ -25,6 +25,7 @@ _BLOCK: Final = ffi.typeof("layer_block_t *")
 _BLOCKS: Final = ffi.typeof("block_t[]")
 _FOUND: Final = ffi.typeof("layer_found_t[]")
 _RANGE: Final = ffi.typeof("layers_range_t *")
+_GONE: Final = ffi.typeof("gone_t *")
 _SLICES: Final = ffi.typeof("row_slice_t *")
 FEW: Final[int] = lib.LAYERS_FEW
 """A range of so many rows is no short one."""
@@ -178,9 +179,10 @@ class Layers:
             ffi.new("layer_step_t[]", [(step.row_set.c, step.before, step.hides) for step in some])
             for some in (staged, steps)
         ]
-        self._held = (lists, memory)
+        gone = ffi.new(_GONE)
+        self._held = (lists, memory, gone)
         counts = len(staged), len(steps)
-        self.c = ffi.new("layers_t *", (*lists, memory.c, flushed, *counts))
+        self.c = ffi.new("layers_t *", (*lists, memory.c, flushed, *counts, gone))
 
     @property
     def addresses(self) -> tuple[int, int, bytes]:
