@@ -7,7 +7,8 @@ row (a token, a job, a lock) or it writes too much:
     begin --> small: SmallParts in memory --- commit --> one row of the commit log
                 | ensure_large: token, job, partition lock, > 10,000 rows or 1 MiB
                 v
-              stored: OPEN row, rows staged and messages appended
+              stored: OPEN row, messages appended, rows staged: who shares it with nobody stages
+                |             those that came last when they are as many again
                 | commit
                 v
               COMMIT_IN_PROGRESS, ...
@@ -18,10 +19,11 @@ Which of these it is, and what it may do then, is said by `local_state`.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 
 import pyarrow as pa
 
@@ -102,6 +104,7 @@ class TxnContext:
         on_commit: called once it has committed.
         name: under which it is found once it is stored (`coordinator.jobs`).
         touched: it was given more than the rows in memory.
+        shared: others read what it stages, or wait for it; else rows wait until they are many.
         buffers: what waits, of one that was joined.
     """
 
@@ -133,7 +136,7 @@ class TxnContext:
         self.scope, self.transactional = scope, transactional
         self.sessions: list[Flushable] = []
         self.reads = ReadSet() if row.isolation == "serializable" and not stored else None
-        self.touched = stored
+        self.touched, self.shared = stored, stored or row.locking == "partition"
         self._holding, self._pid = holding, _PID
         if not stored:
             instance.know(self)
@@ -157,10 +160,8 @@ class TxnContext:
             return self.row.snapshot_ts
         with self.lock:
             if self._fixed is None:
-                coordinator, row = self.instance.coordinator, self.row
-                self._fixed = (
-                    coordinator.fix_snapshot(row.txn_id) if self.stored else row.snapshot_ts
-                )
+                fix, row = self.instance.coordinator.fix_snapshot, self.row
+                self._fixed = fix(row.txn_id) if self.stored else row.snapshot_ts
             return self._fixed
 
     # -- what it is --------------------------------------------------------------------
@@ -262,31 +263,37 @@ class TxnContext:
                 self.require_open(what)
                 if is_calm() and patience() is not None:
                     raise BusyError("it is more than is written in no time")
-                self.instance.coordinator.heartbeats.start()
+                at, fixed = self.instance.coordinator, self._fixed is not None
+                at.heartbeats.start()
                 self.local.withdraw()
                 self._storing = True  # also if it fails: the row may be there
-                self.row = self.instance.coordinator.write_open(
-                    self.row, fixed=self._fixed is not None, name=self.name, parts=parts
-                )
+                self.row = at.write_open(self.row, fixed=fixed, name=self.name, parts=parts)
                 self.local.move(Local.STORED)
                 if self.handle is not None and (handle := self.handle()) is not None:
                     handle.start_heart()
             return self.row
 
-    def ensure_large(self, what: str = "write") -> WriteContext:
-        """Store the OPEN row and stage what is in memory; raises as `ensure_stored`."""
+    def share(self, what: str) -> TxnRow:
+        """Stage all, now and from now on, for others to read; raises as `ensure_stored`."""
+        with self.lock:
+            row = self.ensure_large(what).row
+            self.shared = True
+            return row
+
+    def ensure_large(self, what: str = "write", *, rows: bool = True) -> WriteContext:
+        """Store the OPEN row and stage what is in memory, `rows` too; raises as `ensure_stored`."""
         with self.lock:
             row, scope = self.ensure_stored(what), self.scope or Scope(self.row.txn_id)
-            context = WriteContext(
-                row, scope, self.transactional, reads=self.reads, lock_timeout=self.lock_timeout
-            )
+            of = row, scope, self.transactional, self.reads, self.lock_timeout
+            context = WriteContext(*of)
             if self._own is not None:
                 try:
-                    self._own.stage(context)
+                    self._own.stage(context, rows=rows)
                 except AckConflictError as error:
                     self._abort_on_conflict(error)
                     raise
-            self._own = None
+            if rows:
+                self._own = None
             return context
 
     def with_scope(self, scope: Scope) -> TxnContext:
@@ -338,7 +345,7 @@ class TxnContext:
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
-                if self.may_be_small:
+                if self.holds_rows:
                     outcome, own = Outcome(), self.rows
                     own.apply_rows(writer, op, rows, outcome, counted=counted)
                     if own.too_large:
@@ -351,20 +358,19 @@ class TxnContext:
     ) -> Outcome:
         """An operation on batches as `arrow_input.chunks` gives them."""
         self.settle()
-        ahead = list(islice(batches, 2))
+        ahead = deque(islice(batches, 2))
         if not ahead:
             return Outcome()
         if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
             with self.lock:
-                if self.may_be_small:
+                if self.holds_rows:
                     outcome, own = Outcome(), self.rows
                     own.apply_batch(table, op, ahead[0], outcome)
                     self.settle_if_possible()
                     return outcome
         context = self.ensure_large()
-        return staging.stage(
-            self.instance.engine, context, table, chain(_drained(ahead), batches), op
-        )
+        left = staging.drained(ahead, batches)
+        return staging.stage(self.instance.engine, context, table, left, op)
 
     @property
     def may_be_small(self) -> bool:
@@ -372,13 +378,18 @@ class TxnContext:
         at_first = self.local.at is Local.IN_MEMORY and not self._storing
         return at_first and self.row.locking != "partition"
 
+    @property
+    def holds_rows(self) -> bool:
+        """The rows that it writes stay in memory while they are few, large as it may be."""
+        return self.may_be_small or (self.local.at is Local.STORED and not self.shared)
+
     def _parts(self, what: str = "write") -> SmallParts:
         at = self.local.at
         if at is not Local.IN_MEMORY and at is not Local.STORED:
             raise self.not_open(what)
         if self._own is None:
             own = self.instance, self.row, self.reads
-            self._own = SmallParts(*own, transactional=self.transactional)
+            self._own = SmallParts(*own, stored=self.stored, transactional=self.transactional)
         self._own.hold = self.hold
         return self._own
 
@@ -468,7 +479,8 @@ class TxnContext:
             if self._staged_sends is not None and not more:
                 self._staged_sends.settle()
             if self.unsettled:
-                self.ensure_large()
+                own = self._own
+                self.ensure_large(rows=own is None or own.too_large or not self.holds_rows)
 
     def settle_if_possible(self) -> None:
         """Stage what has become too large. It is taken already: what fails here, the next
@@ -484,9 +496,9 @@ class TxnContext:
         own = self._own
         if own is None:
             return self._storing and not self.local.stored
-        if self.local.stored or self._storing or self.row.locking == "partition":
-            return True
-        return own.too_large
+        if self.local.stored:
+            return self.shared or own.too_large or own.has_more
+        return self._storing or own.too_large or self.row.locking == "partition"
 
     def _abort_on_conflict(self, error: AckConflictError) -> None:
         """Another transaction has the message: this one, which came later, ends here."""
@@ -514,27 +526,22 @@ class TxnContext:
     def mark(self, mark: Mark) -> None:
         """Take a mark; see `Transaction.mark_applied`."""
         status = self.instance.store.status
-        with self.lock, self._abort_when_applied():
+        with self.lock:
             self.require_open("mark it as a version of an application")
-            with status.read() as cur:
-                applications.refuse_applied(cur, mark)
-            if self.may_be_small:
-                self._parts().marks.add(mark)
-            else:
-                self.ensure_large()
-                with status.write() as cur:
-                    applications.stage(cur, self.row.txn_id, mark)
-                fault_point("applications.staged")
+            try:
+                with status.read() as cur:
+                    applications.refuse_applied(cur, mark)
+                if self.may_be_small:
+                    self._parts().marks.add(mark)
+                else:
+                    self.ensure_large()
+                    with status.write() as cur:
+                        applications.stage(cur, self.row.txn_id, mark)
+                    fault_point("applications.staged")
+            except AlreadyAppliedError as error:  # nobody is to commit without the mark
+                self._abort(error)
+                raise
             self.touched = True
-
-    @contextmanager
-    def _abort_when_applied(self) -> Iterator[None]:
-        """Abort where the version is applied already: nobody is to commit without the mark."""
-        try:
-            yield
-        except AlreadyAppliedError as error:
-            self._abort(error)
-            raise
 
     # -- the end -----------------------------------------------------------------------
 
@@ -590,9 +597,3 @@ class TxnContext:
                 own.ended(committed)
             if committed and self.on_commit is not None:
                 self.on_commit()
-
-
-def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each once, without keeping it in memory behind."""
-    while batches:
-        yield batches.pop(0)

@@ -284,8 +284,8 @@ class Transaction(Closing):
             if self._rows.lone:
                 self._session()
             self._flush_first("serialize")
-        if not context.stored:
-            context.ensure_large("serialize")
+        if context.local.at is Local.STORED or not context.stored:
+            context.share("serialize")
         at, row, told = context.instance, context.row, self.connection.addresses
         return tokens.issue(at.coordinator, at.store.store_id, row, keepalive, told)
 

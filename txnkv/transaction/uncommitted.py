@@ -77,6 +77,7 @@ class SmallParts:
         instance: the store's.
         row: of the transaction.
         reads: what it read, of a serializable one.
+        stored: it has staged others.
         transactional: False for a write outside of any transaction.
 
     Attributes:
@@ -94,18 +95,26 @@ class SmallParts:
         row: TxnRow,
         reads: ReadSet | None,
         *,
+        stored: bool = False,
         transactional: bool,
     ) -> None:
         self._instance = instance
         self._row = row
         self._reads = reads
         self._transactional = transactional
-        self.rows = SmallWrites(instance.engine, row, reads, transactional=transactional)
+        engine = instance.engine
+        self.rows = SmallWrites(engine, row, reads, stored=stored, transactional=transactional)
 
     @property
     def too_large(self) -> bool:
         """More than a row of the commit log should hold."""
         return self.rows.too_large or (self._outbox is not None and self._outbox.too_large)
+
+    @property
+    def has_more(self) -> bool:
+        """Return True where it has more than rows."""
+        outbox = self._outbox
+        return self._marks is not None or (outbox is not None and not outbox.empty)
 
     @property
     def shown(self) -> SmallWrites | None:
@@ -151,12 +160,14 @@ class SmallParts:
 
         return SmallCommit(self._row.txn_id, changes.sections, validate, sends.write, sends.size)
 
-    def stage(self, context: WriteContext) -> None:
-        """Give all of it to the participants; what is done is not done again."""
-        rows, outbox = self.shown, self._outbox
-        if rows is not None:
-            staging.stage_evaluated(self._instance.engine, context, rows.evaluated())
-        self.rows = self.rows.anew()
+    def stage(self, context: WriteContext, *, rows: bool = True) -> None:
+        """Give all of it to the participants, `rows` too; what is done is not done again."""
+        self._row = context.row
+        written, outbox = self.shown if rows else None, self._outbox
+        if written is not None:
+            engine, changes = self._instance.engine, written.evaluated()
+            staging.stage_evaluated(engine, context, changes, written.checked)
+            self.rows = written.anew()
         if outbox is not None and not outbox.empty:
             outbox.stage(context.row)
         self._outbox = None

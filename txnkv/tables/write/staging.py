@@ -162,11 +162,11 @@ def stage(
     tables.failed_writes.take_back(context.scope.txn_id)
     ahead = deque(islice(batches, 2))
     if len(ahead) < 2 or context.scope.attempt is not None:
-        return _stage_chunks(tables, context, table, _drained(ahead, batches), op)
+        return _stage_chunks(tables, context, table, drained(ahead, batches), op)
     attempt = f"write/{uuid.uuid4().hex}"
     scope = replace(context.scope, attempt=attempt)
     outcome = _stage_chunks(
-        tables, replace(context, scope=scope), table, _drained(ahead, batches), op
+        tables, replace(context, scope=scope), table, drained(ahead, batches), op
     )
     with tables.failed_writes.noting(
         scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, attempt=attempt)
@@ -178,9 +178,10 @@ def stage(
     return outcome
 
 
-def _drained(
+def drained(
     ahead: deque[pa.RecordBatch], rest: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield each once, without keeping it in memory behind."""
     while ahead:
         yield ahead.popleft()
     yield from rest
@@ -307,8 +308,16 @@ def _look_around(
     return see, checked
 
 
-def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Evaluated]) -> None:
+def stage_evaluated(
+    tables: Tables,
+    context: WriteContext,
+    changes: Sequence[Evaluated],
+    checked: int | None = None,
+) -> None:
     """Stage what a transaction has looked up already, and held in memory until now.
+
+    Args:
+        checked: the sequence number up to which what it staged was looked at; None: until now.
 
     Raises:
         As `stage`.
@@ -318,8 +327,9 @@ def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Eva
     tables.failed_writes.take_back(context.scope.txn_id)
     ids = [made.tablet.id for made in changes]
     _admit(tables, context, ids)
-    with tables.store.status.read() as cur:
-        checked = manifest.sequence(cur)
+    if checked is None:
+        with tables.store.status.read() as cur:
+            checked = manifest.sequence(cur)
     encoded = _claim_and_encode(tables, context.scope, changes)
     _write(tables, context.scope, encoded, _Flight(checked=checked))
 

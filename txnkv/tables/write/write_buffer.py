@@ -14,6 +14,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -46,7 +47,7 @@ from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import Entry
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet
+from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet, manifest
 from txnkv.tables.write import mutations
 from txnkv.tables.write.mutations import Evaluated, Outcome
 
@@ -79,14 +80,22 @@ class SmallWrites(core.Writes):
     Attributes:
         memories: its entries by tablet.
         too_large: they are more than a row of the commit log should hold.
+        checked: up to where what its transaction has staged is seen; None: it has staged nothing.
     """
 
     # Each transaction makes one: what begins alike stands in the class.
     _before = 0
     _catalog: int | None = None
+    checked: int | None = None
 
     def __init__(
-        self, tables: Tables, row: TxnRow, reads: ReadSet | None, *, transactional: bool
+        self,
+        tables: Tables,
+        row: TxnRow,
+        reads: ReadSet | None,
+        *,
+        stored: bool = False,
+        transactional: bool,
     ) -> None:
         self._tables = tables
         self._row = row
@@ -96,15 +105,19 @@ class SmallWrites(core.Writes):
         limits = MAX_ROWS, MAX_BYTES, min(FEW_ROWS, _SLOW_ROWS)
         add_key = None if reads is None else reads.add_key
         self.start(tables.ground, row.snapshot_ts, add_key, limits)
+        if stored:
+            with tables.store.status.read() as cur:
+                self.checked = manifest.sequence(cur)
 
     def anew(self) -> SmallWrites:
-        """No rows yet, of the same transaction."""
+        """No rows yet, of the same transaction, which has staged these."""
         own = self._tables, self._row, self._reads
-        return SmallWrites(*own, transactional=self._transactional)
+        return SmallWrites(*own, stored=True, transactional=self._transactional)
 
     @CachedProperty
     def _view(self) -> ReadView:
-        return ReadView(self._row.snapshot_ts, reads=self._reads)
+        staged = None if self.checked is None else self._row.txn_id
+        return ReadView(self._row.snapshot_ts, staged, reads=self._reads)
 
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
@@ -119,7 +132,7 @@ class SmallWrites(core.Writes):
 
         After an error nothing of it counts.
         """
-        view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
+        view = replace(self._view, own=self)
         # All of it is looked up before any of it is written.
         self.put_evaluated(mutations.evaluate(self._tables, table, view, batch, op, outcome))
 
@@ -184,7 +197,7 @@ class SmallWrites(core.Writes):
         native, reader = PUT if puts else NATIVE[op], writer.reader
         made, written, slow = Outcome(), list[Written](), 0
         for values in rows:
-            what = self.write(reader, native, values) if simple else 0
+            what = self.write(reader, native, values) if simple and self.checked is None else 0
             if what:
                 written.append(what)
                 continue

@@ -1,0 +1,194 @@
+"""Transactions that outgrow memory: rows that come later wait there again while they are few, as
+long as nobody else may read them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.tables.write import write_buffer
+from txnkv.transaction.job import Job
+
+SCHEMA = txnkv.Schema({"id": "int64", "u": "int64", "v": "string?"}, primary_key=["id"])
+LIMIT = 40
+
+
+@pytest.fixture
+def table(client: txnkv.Client, monkeypatch: pytest.MonkeyPatch) -> txnkv.Table:
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", LIMIT)
+    return client.create_table("t", SCHEMA, txnkv.hash_partition("id", 2))
+
+
+def row(id: int, v: str | None = "v") -> dict[str, Any]:
+    return {"id": id, "u": id, "v": v}
+
+
+def large(client: txnkv.Client) -> txnkv.Transaction:
+    txn = client.new_transaction()
+    for id in range(LIMIT + 1):
+        txn.insert("t", row(id))
+    txn.flush()
+    assert txn.context.stored
+    return txn
+
+
+def staged(client: txnkv.Client) -> int:
+    with client.instance.store.status.read() as cur:
+        ((count,),) = cur.execute("SELECT count(*) FROM row_sets")
+    return int(count)
+
+
+def test_rows_that_are_read_and_written_one_by_one(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """They are staged once there are many, not one by one."""
+    txn = large(client)
+    before = staged(client)
+    for id in range(LIMIT + 1):
+        found = txn.get(table, id)
+        assert found == row(id)
+        txn.upsert(table, {**found, "v": f"new {id}"})
+        assert txn.get(table, id) == row(id, f"new {id}")
+        if id < LIMIT - 1:
+            assert staged(client) == before
+    assert staged(client) == before + 2  # a row set for each tablet
+    txn.commit()
+    assert [each["v"] for each in table.scan(ordered=True)] == [f"new {id}" for id in range(41)]
+
+
+def test_each_operation_sees_what_is_staged(client: txnkv.Client, table: txnkv.Table) -> None:
+    table.insert(row(100))
+    txn = large(client)
+    for op, given in [
+        ("insert", row(3)),
+        ("insert", row(100)),
+        ("update", row(77)),
+        ("delete", 77),
+    ]:
+        getattr(txn, op)(table, given)
+        with pytest.raises(txnkv.RowErrors):
+            txn.flush()
+    for op, given in [("insert_ignore", row(3, "no")), ("update", {"id": 4, "v": None})]:
+        getattr(txn, op)(table, given)
+    txn.delete(table, 5)
+    txn.delete(table, 100)
+    txn.insert(table, row(5, "again"))
+    result = txn.flush()
+    assert (result.inserted, result.updated, result.deleted, result.ignored) == (1, 1, 2, 1)
+    found = txn.get_many(table, [3, 4, 5, 100]).to_pylist()
+    assert found[:3] == [row(3), row(4, None), row(5, "again")]
+    assert txn.get(table, 100) is None
+    assert len(txn.scan(table, where=[("id", "<", 9)]).to_arrow()) == 9
+    txn.commit()
+    assert table.get(5) == row(5, "again")
+    assert table.count() == LIMIT + 1
+
+
+@pytest.mark.parametrize("how", ["token", "job", "tokens of a scan"])
+def test_what_others_read_is_staged(
+    client: txnkv.Client, table: txnkv.Table, connect: Callable[..., txnkv.Client], how: str
+) -> None:
+    txn = large(client)
+    txn.upsert(table, row(1, "new"))
+    txn.flush()
+    if how == "tokens of a scan":
+        tokens = txn.scan(table, where=[("id", "=", 1)]).tokens()
+        found = [each for token in tokens for each in token.open(connect())]
+        assert found == [row(1, "new")]
+    elif how == "job":
+        Job.start(txn).abort()
+    token = txn.serialize()
+    joined = txnkv.Transaction.deserialize(connect(), token)
+    assert joined.get("t", 1) == row(1, "new")
+    txn.upsert(table, row(2, "later"))
+    txn.flush()
+    assert joined.get("t", 2) == row(2, "later")
+    joined.upsert("t", row(3, "theirs"))
+    joined.flush()
+    assert txn.get(table, 3) == row(3, "theirs")
+    joined.close()
+    txn.commit()
+    assert [table.get(id)["v"] for id in (1, 2, 3)] == ["new", "later", "theirs"]
+
+
+def test_one_that_was_aborted_elsewhere_commits_nothing(
+    client: txnkv.Client, table: txnkv.Table, connect: Callable[..., txnkv.Client]
+) -> None:
+    txn = large(client)
+    connect().abort_transaction(txn.id)
+    txn.upsert(table, row(1, "new"))
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.commit()
+    assert table.count() == 0
+
+
+def test_messages_beside_rows(client: txnkv.Client, table: txnkv.Table) -> None:
+    """What is sent goes to the log at once, in its order; the rows wait on."""
+    topic = client.create_topic("e")
+    txn = large(client)
+    before = staged(client)
+    for id in range(9):
+        txn.upsert(table, row(id, "new"))
+        txn.send(topic, b"%d" % id)
+        assert txn.get(table, id) == row(id, "new")
+    assert staged(client) == before
+    txn.commit()
+    with topic.consumer(isolation="read_committed") as consumer:
+        assert [each.value for each in consumer.poll(timeout=0)] == [b"%d" % id for id in range(9)]
+    assert table.count(where=[("v", "=", "new")]) == 9
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["plain", "unique index"])
+@pytest.mark.parametrize("seed", range(8))
+def test_all_operations(
+    client: txnkv.Client, table: txnkv.Table, connect: Any, seed: int, indexed: bool
+) -> None:
+    """Of large transactions one after the other, some handed on in between: as a dict."""
+    chance, committed = random.Random(seed), dict[int, dict[str, Any]]()
+    if indexed:
+        client.create_index(table, "u", unique=True)
+    for _ in range(4):
+        txn, rows, joined = client.new_transaction(), dict(committed), None
+        for _ in range(150):
+            who = joined if joined is not None and chance.random() < 0.5 else txn
+            id = chance.randrange(70)
+            match chance.randrange(9):
+                case 0 | 1 | 2:
+                    assert who.get("t", id) == rows.get(id)
+                    rows[id] = row(id, f"{chance.random()}")
+                    who.upsert("t", rows[id])
+                case 3:
+                    who.delete_ignore("t", id)
+                    rows.pop(id, None)
+                case 4:
+                    who.insert_ignore("t", row(id, "new"))
+                    rows.setdefault(id, row(id, "new"))
+                case 5 if id in rows:
+                    who.update("t", {"id": id, "v": "other"})
+                    rows[id] = {**rows[id], "v": "other"}
+                case 6:
+                    some = chance.sample(range(70), chance.choice([3, 20, 60]))
+                    data = {"id": some, "u": some, "v": ["many"] * len(some)}
+                    who.write("t", pa.table(data), op="upsert")
+                    rows |= {id: row(id, "many") for id in some}
+                case 7:
+                    assert who.scan("t", ordered=True).to_arrow().to_pylist() == [
+                        rows[id] for id in sorted(rows)
+                    ]
+                case 8 if joined is None and chance.random() < 0.1:
+                    joined = txnkv.Transaction.deserialize(connect(), txn.serialize())
+            who.flush()
+        if joined is not None:
+            joined.close()
+        if chance.random() < 0.7:
+            txn.commit()
+            committed = rows
+        else:
+            txn.rollback()
+        assert [*table.scan(ordered=True)] == [committed[id] for id in sorted(committed)]
