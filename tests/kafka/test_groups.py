@@ -204,11 +204,14 @@ def test_members_have_a_protocol_in_common() -> None:
 def test_offsets_are_taken_of_members_alone() -> None:
     group = ConsumerGroup("g")
 
-    def commit(member: str, generation: int, in_transaction: bool = False) -> None:
-        with group.committing(member, None, generation, in_transaction=in_transaction):
+    def commit(
+        member: str, generation: int, in_transaction: bool = False, instance: str | None = None
+    ) -> None:
+        with group.committing(member, instance, generation, in_transaction=in_transaction):
             pass
 
     commit("", -1)
+    commit("left", -1, in_transaction=True)
     id, _ = group.join(asking("a"), running)
     with pytest.raises(KafkaError):
         commit(id, 1)
@@ -218,6 +221,9 @@ def test_offsets_are_taken_of_members_alone() -> None:
         with pytest.raises(KafkaError):
             commit(member, generation)
     commit("", -1, in_transaction=True)
+    for member, instance in ((id, None), ("", "i"), ("b", None), ("b", "i")):
+        with pytest.raises(KafkaError):  # who names itself is a member of now, or it is too late
+            commit(member, -1, in_transaction=True, instance=instance)
 
 
 def test_waits_end_with_the_server(others: ThreadPoolExecutor) -> None:

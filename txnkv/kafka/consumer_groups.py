@@ -378,7 +378,8 @@ class ConsumerGroup:
         self, member_id: str, instance: str | None, generation: int, in_transaction: bool
     ) -> None:
         self._expire()
-        if generation < 0 and (in_transaction or not self.members):
+        nobody = in_transaction and not member_id and instance is None
+        if generation < 0 and (nobody or not self.members):
             return  # of somebody who assigns partitions itself
         self._require(member_id, instance, generation)
         if self.state == _COMPLETING and not in_transaction:

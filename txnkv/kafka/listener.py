@@ -364,7 +364,7 @@ class KafkaServer:
         except ssl.SSLError as error:
             self._warn("%s is closed: no TLS with it: %s", peer.remote, error)
         except MalformedError as error:
-            _log.warning("%s is closed: %s", peer.remote, error)
+            self._warn("%s is closed: %s", peer.remote, error)
         except (OSError, EOFError) as error:
             _log.debug("%s is gone: %s", peer.remote, error)
         except Exception:
