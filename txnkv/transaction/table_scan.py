@@ -226,7 +226,7 @@ class Scan(Closing):
     def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
         engine, own = self._connection.instance.engine, view.own
         pin = engine.log.runtime.hold_snapshot(view.snapshot)
-        then = view
+        then = view = view.until_now(engine)
         if own is not None:  # what the transaction writes later the scan goes on to leave out
             then = replace(view, own=OwnThen(own) if own.memories else None)
         try:

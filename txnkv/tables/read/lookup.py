@@ -178,7 +178,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     """
     filter, limit = asked.filter, asked.limit
     is_range = filter.shape.is_key_range
-    if view.txn_id is not None or not (is_range or filter.shape.is_of_values):
+    if not (is_range or filter.shape.is_of_values):
         return None
     try:
         chosen = () if is_range else scan.chosen_indexes(tables, asked)
