@@ -264,6 +264,32 @@ def test_a_store_on_a_full_disk_gives_a_backup_that_is_no_base(shop, tmp_path: P
     txnkv.restore(tmp_path / "1", tmp_path / "made")
 
 
+def test_a_compaction_that_left_rows_of_one_commit_alone(tmp_path: Path) -> None:
+    client = txnkv.connect(tmp_path / "store")
+    schema = txnkv.Schema({"k": "int64", "v": "int64"}, primary_key=["k"])
+    table = client.create_table("t", schema)
+    table.insert({"k": 1, "v": 1})
+    client.compact()
+    with client.transaction() as txn:  # of row 2, nothing is left that anybody may see
+        txn.serialize()
+        txn.insert(table, {"k": 2, "v": 1})
+        txn.flush()
+        txn.update(table, {"k": 2, "v": 2})
+        txn.flush()
+        txn.delete(table, 2)
+    client.compact()
+    client.backup(tmp_path / "one")
+    table.insert({"k": 3, "v": 3})
+    client.backup(tmp_path / "two", base=tmp_path / "one")
+    for place, keys in (("one", [1]), ("two", [1, 3])):
+        txnkv.restore(tmp_path / place, tmp_path / f"from {place}")
+        with txnkv.connect(tmp_path / f"from {place}") as restored:
+            assert restored.check().ok
+            restored.compact()
+            assert restored.table("t").scan(ordered=True).to_arrow()["k"].to_pylist() == keys
+            restored.backup(tmp_path / f"of {place}")
+
+
 def test_a_time_chooses_among_backups(shop, tmp_path: Path) -> None:
     taken = []
     for n in range(3):
