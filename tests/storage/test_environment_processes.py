@@ -145,6 +145,42 @@ def test_database_made_by_another_process_is_found_and_kept(
     assert b"blocks" in environment._lmdb.handles
 
 
+def test_a_look_that_asks_for_a_database_which_is_not_open_leaves_it_to_a_read(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    environment.db(b"early")
+    environment.close()
+    with environment.read() as txn:
+        assert txn.stat(environment.db(b"early"))["entries"] == 0
+    python(OPEN + "fill(0, 3)", directory.path).finish()
+    asked = []
+
+    def ask(txn: Any, *_: object) -> object:
+        asked.append(not environment.is_writable)
+        return txn.stat(environment.db(b"blocks"))["entries"]
+
+    assert environment.look(b"early", ask) is None
+    assert entries(environment) == 3
+    assert environment.look(b"early", ask) is None  # it was closed by the read
+    with environment.read():
+        pass
+    assert (environment.look(b"early", ask), asked) == (3, [True, True])
+
+
+def test_a_write_within_a_look_that_has_it_open_to_read_is_refused(
+    environments: Environments,
+) -> None:
+    environment = environments.get("tablets/1")
+    environment.db(b"early")
+    environment.close()
+    with environment.read():
+        environment.db(b"early")
+    with pytest.raises(UnavailableError, match="opened anew"):
+        environment.look(b"early", lambda *_: environment.write(lambda _: None))
+    environment.write(lambda _: None)
+
+
 def test_four_processes_write_and_grow_one_environment(
     directory: StoreDirectory, environments: Environments, python
 ) -> None:

@@ -128,8 +128,8 @@ class Environment:
         open: what it holds is made in C, and `with` enters and leaves that in one step.
 
         Returns:
-            None when it is not open with that database, or LMDB has to be asked otherwise: then
-            `read` is the way.
+            None when it is not open with that database, or with one that `fn` asks `db` for, or
+            LMDB has to be asked otherwise: then `read` is the way.
         """
         with GATE.use(), self._gate.use():
             open_ = self._lmdb
@@ -140,7 +140,7 @@ class Environment:
             try:
                 with open_.env.begin(buffers=True) as txn:
                     return fn(txn, known[0], open_.map)
-            except lmdb.Error:
+            except (lmdb.Error, StaleHandleError):
                 return None
 
     def write(self, fn: Callable[[Any], T]) -> T:
@@ -169,7 +169,7 @@ class Environment:
                 except lmdb.MapResizedError:
                     self._move_map(OpenLmdb.adopt)
                 except ReopenError:
-                    self.close()
+                    self._close_to_reopen()
                 except BusyError:  # opening does not wait: others may want it open to read
                     self._turn.look_again(until)
                 except StaleHandleError:
@@ -197,6 +197,10 @@ class Environment:
         known = None if (open_ := self._lmdb) is None else open_.handles.get(name)
         if known is not None:
             return known[0]
+        if self._gate.in_use_here:  # within `look`, which cannot make or open it
+            raise StaleHandleError(
+                f"database {name!r} of {self.path} is not open yet; begin the transaction again"
+            )
         with GATE.use():
             try:
                 with self._gate.use():
@@ -361,7 +365,7 @@ class Environment:
                 except lmdb.MapResizedError:
                     self._adopt_for_read()
                 except ReopenError:
-                    self.close()
+                    self._close_to_reopen()
                 except (lmdb.Error, OSError) as error:
                     self.fail(error)
         except BaseException:
@@ -502,6 +506,13 @@ class Environment:
                 if isinstance(error, lmdb.Error | OSError):
                     self.fail(error)
                 raise
+
+    def _close_to_reopen(self) -> None:
+        if not self.close():  # which waits for other threads, not for this one
+            raise UnavailableError(
+                f"{self.path} has to be opened anew, to write or because its file was replaced, "
+                "while an outer read of this thread has it open; end the outer read and begin again"
+            )
 
     def _adopt_for_read(self) -> None:
         if self._gate.in_use_here:
