@@ -147,7 +147,7 @@ UPPER = "0AAAAAAA-0000-0000-0000-00000000000B"
 def test_the_last_change_of_a_key_counts_however_it_is_spelled(
     kind: str, first: Any, again: Any
 ) -> None:
-    """Deletes come after all puts: a key in two spellings was gone."""
+    """Deletes and puts are apart: a key in two spellings was in both."""
     schema = txnkv.Schema({"id": kind, "v": "int64?"}, primary_key=["id"])
     other = UPPER.replace("B", "C") if kind == "uuid" else type(first)(7)
     given = pa.table(
@@ -163,6 +163,26 @@ def test_the_last_change_of_a_key_counts_however_it_is_spelled(
     first_alone = {op: rows.read_all().to_pylist() for op, rows in split.operations(given[:1])}
     assert list(first_alone) == ["delete_ignore"]
     assert list(split.operations(given[:0])) == []
+
+
+def test_a_unique_value_that_moves_to_another_key_within_a_batch(
+    client: txnkv.Client, where: dict[str, str]
+) -> None:
+    client.create_index(where["table"], "v", unique=True)
+    for id, value in enumerate("abcd", 1):
+        client.table("t").insert((id, value))
+    given = pa.table(
+        {
+            "id": [1, 2, 3, 4, 20],
+            "v": ["a", "c", "d", "b", "a"],
+            "op": ["delete", "update", "update", "update", "insert"],
+        }
+    )
+    split = _Split(client.table("t").schema, given.schema, "op")
+    with client.transaction() as txn:
+        for operation, rows in split.operations(given):
+            txn.write("t", rows, operation)
+    assert _values(client) == {2: "c", 3: "d", 4: "b", 20: "a"}
 
 
 @pytest.mark.usefixtures("where")

@@ -357,7 +357,9 @@ class _Split:
         self._codec = key_codec(*table.key_types)
 
     def operations(self, rows: pa.Table) -> Iterator[tuple[Operation, pa.RecordBatchReader]]:
-        """Yield operations with their rows, in an order of no matter: no key is in two of them."""
+        """Yield operations with their rows: no key is in two of them. Deletes are first, so that a
+        value of a unique index is free for the key that it moves to.
+        """
         if not rows.num_rows:
             return
         said = pc.cast(rows[self._column], pa.string())
@@ -373,8 +375,8 @@ class _Split:
         kept = last.filter(pc.invert(deletes)).drop_columns([self._column])
         gone = last.filter(deletes).select(self._keys)
         parts: list[tuple[FromSpark, Operation, pa.Table]] = [
-            (self._put, "upsert", kept),
             (self._delete, "delete_ignore", gone),
+            (self._put, "upsert", kept),
         ]
         for convert, operation, some in parts:
             if some.num_rows:
