@@ -137,6 +137,11 @@ def test_what_is_no_arrow_data(client: txnkv.Client, goods: txnkv.Table, data: A
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "unknown column": ({"id": [1], "x": [1]}, "columns that the table does not have: x"),
+    "unknown columns, one of them but for its case": (
+        {"Id": [1], "x": [1]},
+        "does not have: Id, x; the table has .*[a-z]$",
+    ),
+    "another case": ({"ID": [1], "S": ["a"]}, r"ID, S; the table has .* \(names differ in case"),
     "no key": ({"s": ["a"]}, "no column 'id'"),
     "null key": ({"id": pa.array([1, None], pa.int64())}, "'id' is not nullable"),
     "null where none may be": (

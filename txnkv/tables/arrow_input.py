@@ -148,9 +148,11 @@ class Normaliser:
             raise SchemaError(f"the data has a column twice: {', '.join(names)}")
         unknown = [name for name in names if name not in schema.columns]
         if unknown:
+            alike = {name.casefold() for name in unknown} <= {*map(str.casefold, schema.columns)}
             raise SchemaError(
                 f"the data has columns that the table does not have: {', '.join(unknown)}; "
                 f"the table has {', '.join(schema.columns)}"
+                + (" (names differ in case alone)" if alike else "")
             )
         for name, column in schema.columns.items():
             if name in names:
