@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, Unpack, overload
 
 from txnkv.errors import (
@@ -29,7 +30,7 @@ from txnkv.errors import (
     require_count,
     require_several,
 )
-from txnkv.storage import WhenDropped, brief, new_lock, shielded, shielded_unless
+from txnkv.storage import WhenDropped, brief, clock, new_lock, shielded, shielded_unless
 from txnkv.tables import Outcome
 from txnkv.topics import (
     HELD_BYTES,
@@ -65,12 +66,14 @@ from txnkv.transaction import (
 
 _log = logging.getLogger("txnkv")
 
-_DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
+_ABOUT: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
 _TIMES: Final = (int, float, type(None))
 """Classes of a `timeout` that need no look."""
 _FEW_LEASES: Final = 100
 _FEW: Final = 500
 """So many messages are acknowledged in no time."""
+_LETTERS: Final = 500
+"""So many dead letters are written at once."""
 
 
 def subscribe(
@@ -293,30 +296,42 @@ class Subscription(Closing):
         return leases or isinstance(self._reader, ExclusiveReader)
 
     def _next(self, most: int) -> list[Message]:
+        deliveries = self.info.max_deliveries
+        until = 0 if deliveries is None else self._gives_up_until()
         while True:
             self._require_open()
             self._follow()
             if isinstance(self._reader, Standby):
                 self._take_over()
-            given = self._reader.take(most)
-            if self.info.max_deliveries is None:
-                self._given = given
-                self._count(given)
-                return given.copy()
-            self._spent += [one for one in given if self._is_spent(one)]
-            found = [one for one in given if not self._is_spent(one)]
             try:
-                while self._spent:
-                    self._give_up(self._spent[0])
-                    self._spent.popleft()
-            except TxnkvError as error:
-                if not found:
-                    raise
-                _log.warning("%s cannot give up a message: %s", self.info, error)
-            if found or not given:
+                found = given = self._reader.take(most)
+            except TxnkvError:
+                self._give_up(0)  # or it would wait for the next that can be read
+                raise
+            late = True
+            if deliveries is not None:
+                found = [one for one in given if one.redelivery_count < deliveries]
+                self._spent += [one for one in given if one.redelivery_count >= deliveries]
+                if given and not found and self._has_room():
+                    continue  # to give up several together
+                try:
+                    late = self._give_up(until)
+                except TxnkvError as error:
+                    if not found:
+                        raise
+                    _log.warning("%s cannot give up a message: %s", self.info, error)
+            if found or not given or late:
                 self._given = found
                 self._count(found)
                 return found.copy()
+
+    def _gives_up_until(self) -> int:
+        """Leases of messages among dead letters are not to run out behind these."""
+        return clock.monotonic_micros() + int(min(self.info.lease_time or 4, 4) * 250_000)
+
+    def _has_room(self) -> bool:
+        spent = self._spent
+        return len(spent) < _LETTERS and sum(one.nbytes for one in spent) < self._max_bytes
 
     def _follow(self) -> None:
         """Know the topic as it is now: it may have got partitions."""
@@ -336,32 +351,45 @@ class Subscription(Closing):
             if message.redelivery_count > 0:
                 metrics.messages_redelivered.value += 1
 
-    def _is_spent(self, message: Message) -> bool:
-        most = self.info.max_deliveries
-        return most is not None and message.redelivery_count >= most
+    def _give_up(self, until: int) -> bool:
+        """To the dead letter topic, as long as there is time; tell whether it is over.
 
-    def _give_up(self, message: Message) -> None:
-        """To the dead letter topic, and acknowledged, in one transaction."""
+        What is left then is taken again. Of several that cannot go together each goes alone.
+        """
+        most = _LETTERS
+        while self._spent:
+            those = list(islice(self._spent, most))
+            try:
+                # One whose lease ran out may be here twice.
+                self._write_letters({(one.partition, one.offset): one for one in those}.values())
+            except Exception as error:
+                if len(those) > 1:
+                    most = 1
+                    continue
+                if not isinstance(error, AckConflictError):
+                    raise  # else somebody acknowledged it after all
+            for _ in those:
+                self._spent.popleft()
+            if clock.monotonic_micros() >= until:
+                self._reader.put_back(self._spent)
+                self._spent.clear()
+                return True
+        return False
+
+    def _write_letters(self, messages: Collection[Message]) -> None:
+        """Send to the dead letter topic, and acknowledge, in one transaction."""
         topic = self.info.dead_letter
         assert topic is not None
-        about = (self.info.topic.name, message.partition, message.offset, message.redelivery_count)
-        headers = [
-            (name, str(value).encode())
-            for name, value in zip(_DEAD_LETTER_HEADERS, about, strict=True)
-        ]
-        try:
-            with Transaction.begin(self._connection) as txn:
-                txn.send(
-                    topic,
-                    self._letter(topic, message),
-                    key=message.key,
-                    headers=[*message.headers, *headers],
-                    timestamp=message.timestamp,
-                )
-                txn.ack(self, message)
-            self._connection.instance.coordinator.metrics.dead_letters.add()
-        except AckConflictError:
-            return  # somebody acknowledged it after all
+        with Transaction.begin(self._connection) as txn:
+            for one in messages:
+                about = (self.info.topic.name, one.partition, one.offset, one.redelivery_count)
+                headers = [
+                    (name, str(each).encode()) for name, each in zip(_ABOUT, about, strict=True)
+                ]
+                headers, value = [*one.headers, *headers], self._letter(topic, one)
+                txn.send(topic, value, key=one.key, headers=headers, timestamp=one.timestamp)
+            txn.ack(self, list(messages))
+        self._connection.instance.coordinator.metrics.dead_letters.add(len(messages))
 
     def _letter(self, topic: str, message: Message) -> Any:
         """The value of a message for the topic of dead letters: as it stands where it can be read
@@ -458,7 +486,7 @@ class Subscription(Closing):
             return  # it waits for the place, and was given nothing
         for number, offset in ids:
             partition_id = self.info.topic.partitions[number]
-            if state.deliverable(partition_id, offset):
+            if partition_id in state.cursors and state.deliverable(partition_id, offset):
                 state.give_back(partition_id, offset, offset + 1, delay)
 
     @shielded
@@ -527,9 +555,7 @@ class Subscription(Closing):
     def close(self) -> None:
         """Let others have what this consumer has not acknowledged. Twice is fine."""
         if os.getpid() == self._pid:
-            with (
-                self._taking
-            ):  # or another thread, whose client closes, would have leases behind it
+            with self._taking:  # or another thread, whose client closes, has leases behind it
                 self._close()
 
     def _require_there(self) -> None:

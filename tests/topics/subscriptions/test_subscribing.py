@@ -12,6 +12,7 @@ import txnkv.aio
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import received, send, take
 from txnkv.topics.delivery.leases import LeaseReader
+from txnkv.topics.messages.message import MessageId
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -217,6 +218,21 @@ def test_seek_delivers_all_from_there_on_and_nothing_below(
     with topic.subscribe("s", **kind) as sub:
         assert received(sub) == ["more"]
         assert sub.committed() == {0: 6}
+
+
+@pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
+@pytest.mark.parametrize("before", [True, False])
+def test_seek_in_a_partition_that_was_added_since(
+    client: txnkv.Client, topic: txnkv.Topic, type: Any, before: bool
+) -> None:
+    """Shared consumers raised IndexError, when the cursor was moved; and each kind at a `nack`."""
+    sub = topic.subscribe("s", type=type)
+    assert not before or received(sub) == []
+    topic.alter(partitions=2)
+    send(client, *range(4), partition=1)
+    sub.nack(MessageId(1, 0))
+    sub.seek(1, 2)
+    assert (sub.committed(), received(sub)) == ({0: 0, 1: 2}, ["2", "3"])
 
 
 @KINDS

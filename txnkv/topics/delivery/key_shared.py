@@ -247,7 +247,8 @@ class KeySharedReader(LeaseReader):
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`."""
         super().seek(number, offset)
-        self._waiting.pop(self._info.topic.partitions[number], None)
+        for each in self._info.topic.partitions[number : number + 1]:
+            self._waiting.pop(each, None)
 
     # -- claiming ----------------------------------------------------------------------
 

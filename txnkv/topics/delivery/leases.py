@@ -131,7 +131,8 @@ class LeaseReader(DeliveryReader):
     @property
     def pending(self) -> bool:
         """See `DeliveryReader`."""
-        return any(source.is_pending(self._ends) for source in self._sources.values())
+        sources = self._sources.values()
+        return bool(self._ready) or any(each.is_pending(self._ends) for each in sources)
 
     def stirred(self) -> bool:
         """See `DeliveryReader`."""
@@ -150,8 +151,8 @@ class LeaseReader(DeliveryReader):
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`. The source follows `dispatched`, as those of other consumers do."""
         super().seek(number, offset)
-        partition_id = self._info.topic.partitions[number]
-        self._claims = deque(each for each in self._claims if each.partition_id != partition_id)
+        those = self._info.topic.partitions[number : number + 1]  # none, before it is known here
+        self._claims = deque(each for each in self._claims if each.partition_id not in those)
 
     def _gather(self, most: int) -> None:
         self._failed = None
@@ -457,7 +458,7 @@ class LeaseReader(DeliveryReader):
                 [
                     (until, self._info.id, partitions[number], offset, *self._place)
                     for number, offset in ids
-                    if -_BEYOND < offset < _BEYOND  # others are no offsets
+                    if number < len(partitions) and -_BEYOND < offset < _BEYOND  # or none is here
                 ],
             )
 
