@@ -78,9 +78,15 @@ class Ranges:
             mark = max(mark, self._last.pop(0))
         return mark
 
-    def pop(self) -> tuple[int, int]:
-        """Take out the first range."""
-        return self._first.pop(0), self._last.pop(0)
+    def pop(self, near: int, most: int) -> Ranges:
+        """Take out the first range, and those that follow at most so far apart, so many in all."""
+        first, last, n = self._first, self._last, 1
+        while n < min(most, len(first)) and first[n] - last[n - 1] <= near:
+            n += 1
+        found = Ranges()
+        found._first, found._last = first[:n], last[:n]
+        del first[:n], last[:n]
+        return found
 
     def update(self, other: Ranges) -> None:
         """Put all of another set in."""

@@ -368,17 +368,41 @@ def test_a_receive_ends_where_claiming_takes_longer_than_a_lease(
     assert found
 
 
+@pytest.mark.parametrize(("type", "module"), [("shared", leases), ("exclusive", redelivery)])
 def test_messages_that_come_again_are_read_together(
-    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch,
+    type: Any, module: Any,
+) -> None:  # fmt: skip
     for n in range(100):
         send(client, n)
-    sub = topic.subscribe("s", type="shared")
-    sub.nack(sub.receive_many(100, timeout=0)[::2])
-    reads = Failing(leases.read_range, RuntimeError())
-    monkeypatch.setattr(leases, "read_range", reads)
+    sub = topic.subscribe("s", type=type)
+    given = sub.receive_many(100, timeout=0)
+    sub.nack(given[::2])
+    reads = Failing(module.read_range, RuntimeError())
+    monkeypatch.setattr(module, "read_range", reads)
     assert received(sub) == [str(n) for n in range(0, 100, 2)]
     assert reads.calls == 1
+    sub.nack(given[::3])
+    assert [received(sub, 1) for _ in given[::3]] == [[str(n)] for n in range(0, 100, 3)]
+    assert received(sub) == []
+
+
+def test_damage_between_messages_that_come_again_holds_them_back_once(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, *range(4))
+    sub = topic.subscribe("s")
+    sub.nack(sub.receive_many(4, timeout=0)[::2])
+    real = redelivery.read_range
+
+    def damaged(*args: Any) -> Any:
+        for message in real(*args):
+            if message.offset == 1:
+                raise CorruptionError("damaged")
+            yield message
+
+    monkeypatch.setattr(redelivery, "read_range", damaged)
+    assert [received(sub), received(sub), received(sub)] == [["0"], ["2"], []]
 
 
 @pytest.mark.parametrize("type", ["shared", "key_shared"])

@@ -231,8 +231,8 @@ class Exclusive:
             else:
                 self._back[partition_id].add(first, last)
 
-    def next_back(self) -> tuple[int, int, int] | None:
-        """The next range to be delivered again; None when there is none now."""
+    def next_back(self, near: int, most: int) -> tuple[int, Ranges] | None:
+        """The next to be delivered again, as `Ranges.pop` takes them; None: there are none now."""
         if not self._later and not any(self._back.values()):
             return None
         with self.lock:
@@ -244,7 +244,7 @@ class Exclusive:
                     self._back[partition_id].add(offset, offset + 1)
             for partition_id, ranges in self._back.items():
                 if ranges:
-                    return partition_id, *ranges.pop()
+                    return partition_id, ranges.pop(near, most)
             return None
 
     def something_back(self) -> bool:

@@ -45,6 +45,9 @@ AHEAD: Final = 1000
 FOR_EVER: Final = 1 << 62
 """A time that never comes, in monotonic microseconds."""
 
+_NEAR: Final = 8
+"""Offsets between two that came back which are still read together."""
+
 _BACK_BYTES: Final = 64 << 10
 """Bytes fetched at once where single messages are wanted again."""
 
@@ -422,6 +425,7 @@ class ExclusiveReader(DeliveryReader):
         super().__init__(max_bytes)
         self._topics = topics
         self._state = state
+        self._near = _NEAR
         self._every = numbers is None
         self._ends = Ends(topics, state.info.topic)
         self._version = state.version  # as of the last look for messages
@@ -486,7 +490,10 @@ class ExclusiveReader(DeliveryReader):
         if self._every and there > len(self._sources):
             self._add_sources(range(len(self._sources), there))
         state.prune()
-        while not self._full(most) and (back := state.next_back()) is not None:
+        while not self._full(most):
+            back = state.next_back(self._near, min(most - len(ready), AHEAD))
+            if back is None:
+                break
             self._take_back(most, *back)
         moved = not self._full(most)
         while moved:
@@ -520,27 +527,30 @@ class ExclusiveReader(DeliveryReader):
                 if self._full(most):
                     return
 
-    def _take_back(self, most: int, id: int, first: int, last: int) -> None:
+    def _take_back(self, most: int, id: int, back: Ranges) -> None:
         source = next((one for one in self._sources if one.partition.id == id), None)
         if source is None:
             return
         state = self._state
-        begin = first = max(first, state.cursors[id].mark)
+        upto, end = max(back.span[0], state.cursors[id].mark), back.end
         try:
-            for message in source.again(first, last):
+            for message in source.again(upto, end):
                 if self._full(most):
                     return
-                first = message.offset + 1
-                if state.deliverable(id, message.offset):
+                upto = message.offset + 1
+                if message.offset in back and state.deliverable(id, message.offset):
                     counts = state.redelivered[id]
                     counts[message.offset] = before = counts.get(message.offset, 0) + 1
                     message.redelivery_count = before
                     self._add([message])
-            first = last
+            upto = end
+        except Exception:
+            self._near = 0  # damage between them is not to hold them back
+            raise
         finally:
-            state.seen(id, begin, first)
-            if first < last:
-                state.give_back(id, first, last)
+            for first, last in back:
+                state.seen(id, first, min(last, upto))
+                state.give_back(id, max(first, upto), last)
 
 
 def _are_whole(offsets: Sequence[int]) -> bool:
