@@ -220,9 +220,10 @@ static layers_range_status_t find_rows(walk_t *walk, layers_range_t *out) {
     return status;
 }
 
-/* Whether all that is committed here is below a snapshot, so that what it does not see nobody will. */
+/* Whether all that is committed here is below a snapshot, so that what it does not see nobody will.
+ * Own writes, which may come meanwhile, hide rows from their transaction alone. */
 static bool sees_all(const layers_t *layers, const mem_row_set_t *own, uint64_t snapshot) {
-    if (own != NULL && mem_row_set_count(own) != 0) return false;
+    if (own != NULL) return false;
     if (mem_row_set_max_stamp(layers->memory) > snapshot) return false;
     for (uint32_t i = 0; i < layers->steps_n; i++) {
         if (layers->steps[i].row_set->stamp > snapshot) return false;

@@ -44,6 +44,7 @@ static void check_range(shop_t *shop, layers_range_t *out) {
     const uint32_t snapshot = random_below(4) == 0 ? random_below(shop->stamp + 1) : shop->stamp;
     const uint32_t most = random_below(8) == 0 ? LAYERS_FEW : 1 + random_below(4);
     const bool with_own = random_below(6) == 0;
+    const gone_t before = *shop->gone;
     uint8_t from[8], to[8], key[8];
     EXPECT(layers_range(&layers, with_own ? shop->own : NULL, key_bytes(from, low), 8,
                         high == KEYS ? NULL : key_bytes(to, high), high == KEYS ? 0 : 8, snapshot,
@@ -56,6 +57,10 @@ static void check_range(shop_t *shop, layers_range_t *out) {
         n++;
     }
     EXPECT(n == out->n);
+    for (uint32_t i = 0; with_own && i < GONE_RANGES; i++) { /* own deletes are nobody else's */
+        const gone_range_t *range = shop->gone->ranges + i;
+        EXPECT(range->stamp == 0 || range->stamp == before.ranges[i].stamp);
+    }
 }
 
 static void check_shop(void) {

@@ -4,14 +4,18 @@ long as nobody else may read them.
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.storage.faults import arm, disarm
 from txnkv.tables.write import write_buffer
 from txnkv.transaction.job import Job
 
@@ -144,21 +148,114 @@ def test_messages_beside_rows(client: txnkv.Client, table: txnkv.Table) -> None:
     assert table.count(where=[("v", "=", "new")]) == 9
 
 
-@pytest.mark.parametrize("indexed", [False, True], ids=["plain", "unique index"])
+def test_a_scan_that_is_read_twice(client: txnkv.Client, table: txnkv.Table) -> None:
+    """What is staged, or waits, since the first time is left out."""
+    txn = large(client)
+    scan = txn.scan(table, where=[("id", "<", 9)], ordered=True)
+    wanted = list(scan)
+    for id in range(3):
+        txn.upsert(table, row(id, "new"))
+    txn.delete(table, 3)
+    txn.write(table, pa.table({"id": [4], "u": [4], "v": ["new"]}), op="upsert")
+    assert list(scan) == wanted
+    txn.serialize()
+    assert list(scan) == wanted
+    assert scan.to_arrow().to_pylist() == wanted
+    txn.rollback()
+
+
+def test_a_table_that_is_dropped_aborts(client: txnkv.Client, table: txnkv.Table) -> None:
+    other = client.create_table("x", SCHEMA)
+    txn = large(client)
+    txn.insert(other, row(1))
+    txn.flush()
+    client.drop_table("x")
+    with pytest.raises(txnkv.TableNotFoundError, match="dropped"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED
+    assert table.count() == 0
+
+
+def test_a_batch_that_failed_is_not_seen(client: txnkv.Client, table: txnkv.Table) -> None:
+    """Nor where it could not be taken back at once."""
+    txn = large(client)
+    some = range(1000, 1000 + LIMIT + 1)
+    data = pa.table({"id": some, "u": some, "v": ["dead"] * len(some)})
+    syncs: list[int] = []
+
+    def fail_to_sync() -> None:
+        syncs.append(1)
+        if len(syncs) > 1:  # the first is that of the claim
+            raise OSError(errno.EIO, "no")
+
+    def be_full() -> None:
+        if len(syncs) > 1:
+            raise txnkv.StorageFullError("full")
+
+    arm("status.unsynced", fail_to_sync)
+    arm("status.before_commit", be_full)
+    with pytest.raises(txnkv.UnavailableError):
+        txn.write(table, data)
+    disarm()
+    txn.insert_ignore(table, row(1000, "mine"))
+    assert txn.flush().inserted == 1
+    txn.commit()
+    assert table.count() == LIMIT + 2
+    assert table.get(1000) == row(1000, "mine")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_threads(client: txnkv.Client, table: txnkv.Table, seed: int) -> None:
+    """One writes single rows, the other batches, each its own keys: all of them are committed."""
+    txn, failed = large(client), list[BaseException]()
+
+    def singly() -> None:
+        chance = random.Random(seed)
+        session = txn.new_session()
+        for n in range(150):
+            id = 100 + chance.randrange(20)
+            session.upsert(table, row(id, f"{n}"))
+            session.flush()
+            assert txn.get(table, id) == row(id, f"{n}")
+
+    def batches() -> None:
+        for n in range(8):
+            some = range(1000, 1000 + 2 * LIMIT)
+            data = {"id": some, "u": some, "v": [f"{n}"] * len(some)}
+            txn.write(table, pa.table(data), op="upsert")
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (singly, batches)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    txn.commit()
+    assert table.count(where=[("id", ">=", 1000), ("v", "=", "7")]) == 2 * LIMIT
+    assert client.check().problems == []
+
+
+@pytest.mark.parametrize("index", [None, "u", "v"], ids=["plain", "unique index", "index"])
 @pytest.mark.parametrize("seed", range(8))
 def test_all_operations(
-    client: txnkv.Client, table: txnkv.Table, connect: Any, seed: int, indexed: bool
+    client: txnkv.Client, table: txnkv.Table, connect: Any, seed: int, index: str | None
 ) -> None:
     """Of large transactions one after the other, some handed on in between: as a dict."""
     chance, committed = random.Random(seed), dict[int, dict[str, Any]]()
-    if indexed:
-        client.create_index(table, "u", unique=True)
+    if index is not None:
+        client.create_index(table, index, unique=index == "u")
     for _ in range(4):
         txn, rows, joined = client.new_transaction(), dict(committed), None
         for _ in range(150):
             who = joined if joined is not None and chance.random() < 0.5 else txn
             id = chance.randrange(70)
-            match chance.randrange(9):
+            match chance.randrange(10):
                 case 0 | 1 | 2:
                     assert who.get("t", id) == rows.get(id)
                     rows[id] = row(id, f"{chance.random()}")
@@ -181,7 +278,13 @@ def test_all_operations(
                     assert who.scan("t", ordered=True).to_arrow().to_pylist() == [
                         rows[id] for id in sorted(rows)
                     ]
-                case 8 if joined is None and chance.random() < 0.1:
+                case 8 if index is not None:
+                    by = chance.choice([id, 0]) if index == "u" else "many"
+                    wanted = [rows[id] for id in sorted(rows) if rows[id][index] == by]
+                    assert sorted(who.get_by("t", index, by), key=itemgetter("id")) == wanted
+                    found = who.scan("t", where=[(index, "=", by)], ordered=True)
+                    assert list(found) == wanted
+                case 9 if joined is None and chance.random() < 0.1:
                     joined = txnkv.Transaction.deserialize(connect(), txn.serialize())
             who.flush()
         if joined is not None:

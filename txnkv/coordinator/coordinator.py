@@ -376,7 +376,7 @@ class Coordinator:
             if time.monotonic() > give_up:
                 raise TransactionLockedError(
                     f"{holder}, which is younger, and did not end within {lock_timeout:g} s. "
-                    f"Transaction {row.txn_id} is still open: try the write again"
+                    f"Transaction {row.txn_id} is still open: try again"
                 )
             time.sleep(back_off(tries, 0.002, 0.05))
 

@@ -311,6 +311,7 @@ class TransactionalIds:
                 }
                 with _as_fenced():
                     txn = begin_transaction(self._client, options, timeout=producer.timeout)
+                txn.context.share("begin")  # the next server goes on with it
                 producer.txn, producer.last, producer.committed = txn, None, None
                 producer.row = _row(named, txn.id)
             else:

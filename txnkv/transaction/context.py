@@ -48,6 +48,7 @@ from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
     StorageFullError,
+    TableNotFoundError,
     TransactionTimedOutError,
     TxnkvError,
     UnavailableError,
@@ -117,6 +118,7 @@ class TxnContext:
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None
     _storing = False
+    _flying = 0  # batches that are being staged: what is staged meanwhile sees none of them
     _staged_sends: StagedSends | None = None
     _unsure_acks: tuple[tuple[int, Sequence[tuple[int, int]], bool], ...] = ()
 
@@ -203,8 +205,7 @@ class TxnContext:
     def look_open(self, what: str) -> None:
         """Refuse as `require_open`, for what would show much later: also by the row in status.db.
 
-        Raises:
-            InvalidTxnStateError, TransactionTimedOutError: as `require_open`.
+        Raises as `require_open`, and:
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
         self.require_open(what)
@@ -289,7 +290,7 @@ class TxnContext:
             if self._own is not None:
                 try:
                     self._own.stage(context, rows=rows)
-                except AckConflictError as error:
+                except (AckConflictError, TableNotFoundError) as error:  # it cannot commit any more
                     self._abort_on_conflict(error)
                     raise
             if rows:
@@ -300,16 +301,15 @@ class TxnContext:
         """The same transaction, staging in the name of a job's attempt."""
         context = TxnContext(self.instance, self.row, stored=True, scope=scope)
         context.lock_timeout = self.lock_timeout
+        of = self.row, scope.job_id or "", scope.attempt or ""
+        context._staged_sends = StagedSends(self.instance.topics.staged, *of)
         return context
 
     # -- writing -----------------------------------------------------------------------
 
     def rows_at_hand(self, what: str) -> SmallWrites | None:
         """The rows of a small transaction, for one to be read or written, under the lock; None: it
-        is not small.
-
-        Raises:
-            InvalidTxnStateError, TransactionTimedOutError: as `require_open`.
+        is not small. Raises as `require_open`.
         """
         row, deadline = self.row, self.row.deadline
         if self.local.at is not Local.IN_MEMORY or self._pid != _PID:
@@ -323,7 +323,9 @@ class TxnContext:
 
     @property
     def rows(self) -> SmallWrites:
-        """The rows of a small transaction."""
+        """The rows that it holds."""
+        if self.stored:
+            self.instance.engine.failed_writes.take_back(self.row.txn_id)
         return self._parts().rows
 
     def write_rows(
@@ -368,9 +370,15 @@ class TxnContext:
                     own.apply_batch(table, op, ahead[0], outcome)
                     self.settle_if_possible()
                     return outcome
-        context = self.ensure_large()
-        left = staging.drained(ahead, batches)
-        return staging.stage(self.instance.engine, context, table, left, op)
+        with self.lock:
+            context = self.ensure_large()
+            self._flying += 1
+        try:
+            left = staging.drained(ahead, batches)
+            return staging.stage(self.instance.engine, context, table, left, op)
+        finally:
+            with self.lock:
+                self._flying -= 1
 
     @property
     def may_be_small(self) -> bool:
@@ -381,7 +389,8 @@ class TxnContext:
     @property
     def holds_rows(self) -> bool:
         """The rows that it writes stay in memory while they are few, large as it may be."""
-        return self.may_be_small or (self.local.at is Local.STORED and not self.shared)
+        alone = not (self.shared or self._flying)
+        return self.may_be_small or (alone and self.local.at is Local.STORED)
 
     def _parts(self, what: str = "write") -> SmallParts:
         at = self.local.at
@@ -408,8 +417,8 @@ class TxnContext:
         """
         with self.lock:
             self.require_open("send")
-            if self.scope is not None:
-                self._sends_of(self.scope).send(topic, [(n, as_arrow(some)) for n, some in parts])
+            if self._staged_sends is not None:
+                self._staged_sends.send(topic, [(n, as_arrow(some)) for n, some in parts])
                 self.settle(more=more)
                 return
             outbox = self._parts().outbox
@@ -417,15 +426,6 @@ class TxnContext:
             self.touched = True
             for number, messages in parts:
                 outbox.add(topic, number, messages)
-
-    def _sends_of(self, scope: Scope) -> StagedSends:
-        if self._staged_sends is None:
-            assert scope.job_id is not None
-            assert scope.attempt is not None
-            self._staged_sends = StagedSends(
-                self.instance.topics.staged, self.row, scope.job_id, scope.attempt
-            )
-        return self._staged_sends
 
     def acknowledge(
         self, info: SubscriptionInfo, ids: Sequence[tuple[int, int]], *, cumulative: bool
@@ -500,10 +500,11 @@ class TxnContext:
             return self.shared or own.too_large or own.has_more
         return self._storing or own.too_large or self.row.locking == "partition"
 
-    def _abort_on_conflict(self, error: AckConflictError) -> None:
-        """Another transaction has the message: this one, which came later, ends here."""
+    def _abort_on_conflict(self, error: TxnkvError) -> None:
+        """Another transaction has the message, or the table is gone: this one ends here."""
         if self.transactional:
-            self.instance.coordinator.metrics.ack_conflicts.add()
+            if isinstance(error, AckConflictError):
+                self.instance.coordinator.metrics.ack_conflicts.add()
             self._abort(error)
 
     def _abort(self, error: TxnkvError) -> None:

@@ -165,8 +165,7 @@ class SmallParts:
         self._row = context.row
         written, outbox = self.shown if rows else None, self._outbox
         if written is not None:
-            engine, changes = self._instance.engine, written.evaluated()
-            staging.stage_evaluated(engine, context, changes, written.checked)
+            staging.stage_evaluated(self._instance.engine, context, written.evaluated())
             self.rows = written.anew()
         if outbox is not None and not outbox.empty:
             outbox.stage(context.row)

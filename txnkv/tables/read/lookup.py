@@ -299,7 +299,8 @@ def _rows_of(
         row: Any = NotImplemented
         if alone:
             row = look(key, at, None)
-        elif isinstance(own, core.Writes):  # a small transaction reads at its own snapshot
+        elif view.txn_id is None and isinstance(own, core.Writes):
+            # A small transaction reads at its own snapshot.
             row = own.read(writer.reader, key)
         if row is NotImplemented:
             row = get(tables, writer, view, key)

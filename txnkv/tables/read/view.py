@@ -63,7 +63,7 @@ class ReadView:
 
     def until_now(self, tables: Tables) -> ReadView:
         """The same; what its transaction stages from here on is left out."""
-        if self.txn_id is None:
+        if self.txn_id is None or self.upto is not None:
             return self
         with tables.store.status.read() as cur:
             return replace(self, upto=manifest.upto_now(cur, self.txn_id))

@@ -308,16 +308,9 @@ def _look_around(
     return see, checked
 
 
-def stage_evaluated(
-    tables: Tables,
-    context: WriteContext,
-    changes: Sequence[Evaluated],
-    checked: int | None = None,
-) -> None:
-    """Stage what a transaction has looked up already, and held in memory until now.
-
-    Args:
-        checked: the sequence number up to which what it staged was looked at; None: until now.
+def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Evaluated]) -> None:
+    """Stage what a transaction has looked up already, and held in memory until now: it has staged
+    nothing else meanwhile.
 
     Raises:
         As `stage`.
@@ -327,9 +320,8 @@ def stage_evaluated(
     tables.failed_writes.take_back(context.scope.txn_id)
     ids = [made.tablet.id for made in changes]
     _admit(tables, context, ids)
-    if checked is None:
-        with tables.store.status.read() as cur:
-            checked = manifest.sequence(cur)
+    with tables.store.status.read() as cur:
+        checked = manifest.sequence(cur)
     encoded = _claim_and_encode(tables, context.scope, changes)
     _write(tables, context.scope, encoded, _Flight(checked=checked))
 

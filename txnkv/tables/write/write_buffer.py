@@ -47,7 +47,7 @@ from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import Entry
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet, manifest
+from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet
 from txnkv.tables.write import mutations
 from txnkv.tables.write.mutations import Evaluated, Outcome
 
@@ -80,13 +80,11 @@ class SmallWrites(core.Writes):
     Attributes:
         memories: its entries by tablet.
         too_large: they are more than a row of the commit log should hold.
-        checked: up to where what its transaction has staged is seen; None: it has staged nothing.
     """
 
     # Each transaction makes one: what begins alike stands in the class.
     _before = 0
     _catalog: int | None = None
-    checked: int | None = None
 
     def __init__(
         self,
@@ -99,15 +97,13 @@ class SmallWrites(core.Writes):
     ) -> None:
         self._tables = tables
         self._row = row
+        self._staged = row.txn_id if stored else None
         self._transactional = transactional
         self._reads = reads
         self._tablets: dict[int, Tablet] = {}
         limits = MAX_ROWS, MAX_BYTES, min(FEW_ROWS, _SLOW_ROWS)
         add_key = None if reads is None else reads.add_key
         self.start(tables.ground, row.snapshot_ts, add_key, limits)
-        if stored:
-            with tables.store.status.read() as cur:
-                self.checked = manifest.sequence(cur)
 
     def anew(self) -> SmallWrites:
         """No rows yet, of the same transaction, which has staged these."""
@@ -116,8 +112,7 @@ class SmallWrites(core.Writes):
 
     @CachedProperty
     def _view(self) -> ReadView:
-        staged = None if self.checked is None else self._row.txn_id
-        return ReadView(self._row.snapshot_ts, staged, reads=self._reads)
+        return ReadView(self._row.snapshot_ts, self._staged, reads=self._reads)
 
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
@@ -197,7 +192,7 @@ class SmallWrites(core.Writes):
         native, reader = PUT if puts else NATIVE[op], writer.reader
         made, written, slow = Outcome(), list[Written](), 0
         for values in rows:
-            what = self.write(reader, native, values) if simple and self.checked is None else 0
+            what = self.write(reader, native, values) if simple and self._staged is None else 0
             if what:
                 written.append(what)
                 continue
