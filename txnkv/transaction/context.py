@@ -363,7 +363,7 @@ class TxnContext:
         ahead = deque(islice(batches, 2))
         if not ahead:
             return Outcome()
-        if len(ahead) == 1 and write_buffer.is_small(ahead[0]):
+        if len(ahead) == 1 and write_buffer.is_small(ahead[0], stored=self.stored):
             with self.lock:
                 if self.holds_rows:
                     outcome, own = Outcome(), self.rows

@@ -58,6 +58,9 @@ MAX_BYTES: Final = 1 << 20
 FEW_ROWS: Final = 500
 """So many rows of a kind are written one by one in C; more go through arrays."""
 
+_TOGETHER: Final = 4
+"""So many batches are staged together, or more; larger ones each by itself."""
+
 _DEAR_ROWS: Final = 100
 """The same of rows with values that C asks Python about: instants, decimals, lists."""
 
@@ -85,6 +88,7 @@ class SmallWrites(core.Writes):
     # Each transaction makes one: what begins alike stands in the class.
     _before = 0
     _catalog: int | None = None
+    _replacing: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -144,7 +148,8 @@ class SmallWrites(core.Writes):
                 memory = self._of(part.tablet)
                 memory.put_many(part.deleted, statement, None)
                 self.count(part.deleted.n, part.deleted.nbytes)
-            self.replaces = self.replaces or part.replaces or part.deleted is not None
+            if part.replaces or part.deleted is not None:
+                self._note_replaced(part.tablet)
 
     # -- single rows -------------------------------------------------------------------
 
@@ -200,9 +205,10 @@ class SmallWrites(core.Writes):
             if slow > _SLOW_ROWS:
                 return None
             if puts and MISSING not in values:
-                self.replaces = True  # perhaps
                 key, row = writer.rows.values(values)
-                self._put(writer.tablet_of(values, key), key, row)
+                tablet = writer.tablet_of(values, key)
+                self._note_replaced(tablet)  # perhaps
+                self._put(tablet, key, row)
                 continue
             error = self._apply(writer, rule, values, made)
             if error is None:
@@ -275,9 +281,11 @@ class SmallWrites(core.Writes):
                     entries += [(index.tablet, entry) for entry in made]
             except AlreadyPresentError as error:
                 return error
-        self.replaces = self.replaces or old is not None or bool(entries)
+        if old is not None:
+            self._note_replaced(tablet)
         self._put(tablet, key, row)
         for at, entry in entries:
+            self._note_replaced(at)
             self._put(at, *entry)
         if deletes:
             outcome.deleted += 1
@@ -326,6 +334,10 @@ class SmallWrites(core.Writes):
         memory.put(key, self.step(), row)
         self.count(1, len(key) + (0 if row is None else len(row)))
 
+    def _note_replaced(self, tablet: Tablet) -> None:
+        self.replaces = True
+        self._replacing |= {tablet.id}
+
     def _undo(self, statement: int) -> None:
         """Forget what came after a statement."""
         for id, memory in list(self.memories.items()):
@@ -370,10 +382,11 @@ class SmallWrites(core.Writes):
 
     def evaluated(self) -> list[Evaluated]:
         """All of it as staging takes it."""
+        every = self.replaces and self._staged is None  # C does not tell in which tablet
         return [
             part
             for id, memory in self.memories.items()
-            for part in _evaluated(self._tablets[id], memory, self.replaces)
+            for part in _evaluated(self._tablets[id], memory, every or id in self._replacing)
         ]
 
 
@@ -384,9 +397,12 @@ def few_rows(writer: RowWriter, reads: ReadSet | None) -> int:
     return FEW_ROWS if writer.is_plain else min(FEW_ROWS, _DEAR_ROWS)
 
 
-def is_small(batch: pa.RecordBatch) -> bool:
-    """Return True for what a row of the commit log may hold."""
-    return bool(batch.num_rows <= MAX_ROWS and batch.nbytes <= MAX_BYTES)
+def is_small(batch: pa.RecordBatch, *, stored: bool) -> bool:
+    """Return True for what a row of the commit log may hold; for a part of that in a transaction that
+    is stored, where several wait until they are staged.
+    """
+    by = _TOGETHER if stored else 1
+    return bool(by * batch.num_rows <= MAX_ROWS and by * batch.nbytes <= MAX_BYTES)
 
 
 def outcome_of(written: Sequence[Written]) -> Outcome:
