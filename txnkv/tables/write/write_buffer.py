@@ -398,8 +398,8 @@ def few_rows(writer: RowWriter, reads: ReadSet | None) -> int:
 
 
 def is_small(batch: pa.RecordBatch, *, stored: bool) -> bool:
-    """Return True for what a row of the commit log may hold; for a part of that in a transaction that
-    is stored, where several wait until they are staged.
+    """Return True for what a row of the commit log may hold; for a part of that, as several wait,
+    where the transaction is stored.
     """
     by = _TOGETHER if stored else 1
     return bool(by * batch.num_rows <= MAX_ROWS and by * batch.nbytes <= MAX_BYTES)
