@@ -4,6 +4,9 @@ Messages of a few keys are sent, taken, acknowledged plainly and in transactions
 up to four consumers, half of them in another process, that join and leave in any order. The model
 has for each message whose it is. Whatever is delivered is nobody else's, of a key of which nobody
 else has a message, and behind nothing of its key that waits; and at the end each was done once.
+
+The query for leases that are due is the same as one that looks at each by itself, and takes steps
+by how many there are.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import base64
 import itertools
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -18,12 +22,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 import txnkv
+from tests import internals
+from txnkv.topics.delivery.key_shared import _DUE
+from txnkv.topics.delivery.redelivery import FOR_EVER
+from txnkv.topics.subscription_catalog import DELAYED
 
 KEYS = ("a", "b", "c", "d", "e")
 PARTITIONS = 2
@@ -233,3 +242,91 @@ def test_short() -> None:
 @pytest.mark.slow
 def test_long() -> None:
     run(300, 120)
+
+
+# -- the query for what is due ---------------------------------------------------------
+
+NOW = 1000
+MINE = "{0}.slot IS NOT NULL AND {0}.slot = ?2 AND {0}.start = ?3 AND {0}.consumer = ?4"
+
+EACH_BY_ITSELF = f"""
+SELECT partition_id, message, deliveries, slot FROM leases AS due
+WHERE subscription_id = ?1 AND until BETWEEN ?6 AND ?7 AND key_hash BETWEEN ?8 AND ?9
+AND NOT EXISTS (
+    SELECT 1 FROM leases AS other
+    WHERE other.subscription_id = ?1 AND other.key_hash = due.key_hash AND (
+        other.slot IS NOT NULL AND ifnull(other.until, {FOR_EVER}) > ?5
+        AND NOT ({MINE.format("other")})
+        OR other.slot IS NULL AND other.until IS NULL
+        OR other.slot IS NULL AND other.until > ?5 AND other.until < {DELAYED}
+        AND other.partition_id = due.partition_id AND other.message < due.message
+    )
+) ORDER BY partition_id, message LIMIT ?10
+"""
+
+
+def fill(cur: apsw.Cursor, rows: list[tuple[Any, ...]]) -> None:
+    """Have these leases: subscription, partition, message, holder, until and key."""
+    cur.execute("DELETE FROM leases")
+    cur.executemany(
+        "INSERT INTO leases (subscription_id, partition_id, message, first, deliveries, slot, "
+        "start, consumer, until, key_hash) VALUES (?, ?, ?, 0, 1, ?, ?, ?, ?, ?)",
+        rows,
+    )
+
+
+def test_due_is_what_a_look_at_each_finds(client: txnkv.Client) -> None:
+    topic = client.create_topic("t", partitions=2)
+    infos = [topic.subscribe(name, **OPTIONS).info for name in ("s", "other")]
+    holders = [(None,) * 3] * 3 + [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    untils = [None, NOW + 1, NOW + 50, FOR_EVER, DELAYED, DELAYED + NOW, DELAYED + NOW + 1]
+    untils += [0] * 4 + [5, NOW]
+    some, found = random.Random(9), 0
+    with internals.status(client).write(sync=False) as cur:
+        for _ in range(400):
+            rows = [
+                (info.id, id, n, *some.choice(holders), some.choice(untils), some.randrange(4))
+                for info in infos
+                for id in info.topic.partitions
+                for n in range(some.randrange(8))
+            ]
+            fill(cur, rows)
+            for span in ((0, NOW), (DELAYED, DELAYED + NOW)):
+                for part in ((0, 9), (1, 2)):
+                    args = (infos[0].id, 1, 1, 1, NOW, *span, *part, some.choice((1, 3, 99)))
+                    due = cur.execute(_DUE, args).fetchall()
+                    assert due == cur.execute(EACH_BY_ITSELF, args).fetchall(), rows
+                    found += len(due)
+        fill(cur, [])
+    assert found > 1000
+
+
+def steps_of(cur: apsw.Cursor, args: tuple[Any, ...]) -> tuple[int, int]:
+    """Hundreds of SQLite's steps for what is due, and how many are."""
+    ticks: list[None] = []
+    cur.connection.set_progress_handler(lambda: bool(ticks.append(None)), 100)  # goes on
+    try:
+        found = cur.execute(_DUE, args).fetchall()
+    finally:
+        cur.connection.set_progress_handler(None)
+    return len(ticks), len(found)
+
+
+@pytest.mark.parametrize("how", ["free", "held", "waiting"])
+def test_due_takes_steps_by_how_many_there_are(client: txnkv.Client, how: str) -> None:
+    info = client.create_topic("t").subscribe("s", **OPTIONS).info
+    at, nobody, steps = (info.id, info.topic.partitions[0]), (None,) * 3, []
+    with internals.status(client).write(sync=False) as cur:
+        for count in (500, 2000):
+            rows: list[tuple[Any, ...]] = [
+                (*at, n, *nobody, NOW + 9 if how == "waiting" and n % 2 else 0, n // 2 % 5)
+                for n in range(count)
+            ]
+            if how == "held":
+                rows += [(*at, count + n, 1, 1, 2, NOW + 9, n) for n in range(5)]
+            fill(cur, rows)
+            took, found = steps_of(cur, (info.id, 1, 1, 1, NOW, 0, NOW, 0, 9, 1))
+            assert found == (how != "held")
+            steps.append(took)
+        fill(cur, [])
+    assert steps[1] < 6 * steps[0], steps

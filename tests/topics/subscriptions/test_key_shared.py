@@ -541,3 +541,26 @@ def test_one_of_many_that_wait_is_given_without_a_look_at_the_others(
     assert in_order(found)
     assert len(looks) <= 3 * len(found)
     assert sorted(numbers(found + take(sub))) == list(range(600))
+
+
+def test_what_is_due_is_asked_for_where_a_time_has_come(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    rows = KeySharedReader._due_rows
+
+    def counted(self: KeySharedReader, *args: Any) -> Any:
+        looks.append(args)
+        return rows(self, *args)
+
+    monkeypatch.setattr(KeySharedReader, "_due_rows", counted)
+    one = subscribe(topic)
+    send(client, 48)
+    for _ in range(12):
+        assert one.receive(timeout=0) is not None
+    assert looks == []
+    one.close()
+    two = subscribe(topic)
+    found = [number for _ in range(12) for number in numbers(take(two, 1))]
+    assert found == list(range(12))
+    assert len(looks) <= 2 * len(found)

@@ -149,21 +149,27 @@ AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED}) LIMIT 1
 """
 """A message of a key that another has, whose ack is pending, or that is to be given again."""
 
+_IS_DUE = "subscription_id = ?1 AND until BETWEEN ?6 AND ?7 AND key_hash BETWEEN ?8 AND ?9"
+
 _DUE = f"""
-SELECT partition_id, message, deliveries, slot FROM leases AS due INDEXED BY leases_by_time
-WHERE subscription_id = ?1 AND until BETWEEN ?6 AND ?7 AND key_hash BETWEEN ?8 AND ?9
-AND NOT EXISTS (
-    SELECT 1 FROM leases AS other INDEXED BY leases_by_key
-    WHERE other.subscription_id = ?1 AND other.key_hash = due.key_hash AND (
-        other.slot IS NOT NULL AND ifnull(other.until, {FOR_EVER}) > ?5
-        AND NOT ({_IS_MINE.format("other")})
-        OR other.slot IS NULL AND other.until IS NULL
-        OR other.slot IS NULL AND other.until > ?5 AND other.until < {DELAYED}
-        AND other.partition_id = due.partition_id AND other.message < due.message
-    )
-) ORDER BY partition_id, message LIMIT ?10
+WITH keys AS MATERIALIZED (
+    SELECT DISTINCT key_hash AS key FROM leases INDEXED BY leases_by_time WHERE {_IS_DUE}
+), shut AS MATERIALIZED (
+    SELECT key, partition_id AS id, min(message) AS first,
+        max(slot IS NOT NULL OR until IS NULL) AS held
+    FROM keys CROSS JOIN leases INDEXED BY leases_by_key
+    WHERE subscription_id = ?1 AND key_hash = key AND ifnull(until, {FOR_EVER}) > ?5
+    AND NOT ({_IS_MINE.format("leases")}) AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED})
+    GROUP BY key, id
+)
+SELECT partition_id, message, deliveries, slot FROM leases INDEXED BY leases_by_time
+WHERE {_IS_DUE} AND key_hash NOT IN (SELECT key FROM shut WHERE held)
+AND NOT EXISTS (SELECT 1 FROM shut WHERE key = key_hash AND id = partition_id AND first < message)
+ORDER BY partition_id, message LIMIT ?10
 """
-"""Leases whose time has come, of keys that no other has and of which none before has to wait."""
+"""Leases whose time has come, of keys that no other has and of which none before has to wait. The
+leases of a key are looked at once, however many of them are due.
+"""
 
 
 class _Waiting(NamedTuple):
@@ -211,13 +217,21 @@ class KeySharedReader(LeaseReader):
     def _due(self, cur: apsw.Cursor) -> tuple[int, int]:
         """See `LeaseReader`. What waits for others is due when one of theirs is."""
         self._adopt(cur)
-        if any(self._due_rows(cur, span, 1) for span in self._spans):
+        spans = self._spans
+        found = self._first_of(cur, *(begin for begin, _ in spans))
+        if all(first > last for first, (_, last) in zip(found, spans, strict=True)):
+            return found
+        if any(self._due_rows(cur, span, 1) for span in spans):
             return 0, FOR_EVER
-        first = "(SELECT min(until) FROM leases WHERE subscription_id = ?1 AND until > {})"
+        return self._first_of(cur, *(last + 1 for _, last in spans))
+
+    def _first_of(self, cur: apsw.Cursor, begin: int, delayed: int) -> tuple[int, int]:
+        """Return the times of the first leases from these times on."""
+        first = "(SELECT min(until) FROM leases WHERE subscription_id = ?1 AND until >= {})"
         due, delayed = one(
             cur,
             f"SELECT ifnull({first.format('?2')}, ?4), ifnull({first.format('?3')}, ?4)",
-            (self._info.id, clock.monotonic_micros(), DELAYED + now_micros(), FOR_EVER),
+            (self._info.id, begin, delayed, FOR_EVER),
         )
         return due if due < DELAYED else FOR_EVER, delayed
 
@@ -256,7 +270,8 @@ class KeySharedReader(LeaseReader):
         """See `LeaseReader`. Nothing is written when there is nothing to claim."""
         before = sum(map(len, self._waiting.values()))
         with self._store.status.read(durable=False) as cur:
-            self._next_due, self._next_delayed = self._due(cur)
+            if self._next_due:  # what is due stays so until somebody writes
+                self._next_due, self._next_delayed = self._due(cur)
             some = not self._anew and (self._next_due == 0 or self._can_claim(cur))
         more = False
         if not self._anew and (dead or some):
@@ -271,6 +286,7 @@ class KeySharedReader(LeaseReader):
 
     def _free_dead(self, cur: apsw.Cursor) -> None:
         super()._free_dead(cur)
+        self._next_due = 0
         remove_dead_sharers(cur, self._store, self._info.id)
 
     @property
@@ -279,7 +295,7 @@ class KeySharedReader(LeaseReader):
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[Any]:
         self._looked = {}
-        if self._adopt(cur):
+        if self._adopt(cur) or self._next_due:
             return []
         return super()._claim_freed(cur, most)
 
