@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import apsw
 import pyarrow as pa
 import pytest
 
@@ -19,6 +20,7 @@ from tests.topics.subscriptions.subscription_tools import (
 )
 from txnkv.storage.faults import arm, disarm
 from txnkv.topics.acks import ack_rows
+from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.messages.message import MessageId
 
 # -- negative acks, leases, dead letters -----------------------------------------------
@@ -417,3 +419,33 @@ def test_acks_that_transactions_hold_are_not_looked_at_for_each_message(
     assert len(looks) <= 20
     other.commit()
     holder.commit()
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_what_comes_back_at_once_is_not_sorted_to_be_given(
+    client: txnkv.Client, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.create_topic("events", partitions=partitions)
+    plans: list[str] = []
+    rows = LeaseReader._due_rows
+
+    class Explained:
+        """A cursor that notes how SQLite does what it is asked."""
+
+        def __init__(self, cur: apsw.Cursor) -> None:
+            self._cur = cur
+
+        def execute(self, sql: str, args: Any) -> apsw.Cursor:
+            plans.extend(row[-1] for row in self._cur.execute(f"EXPLAIN QUERY PLAN {sql}", args))
+            return self._cur.execute(sql, args)
+
+    monkeypatch.setattr(
+        LeaseReader, "_due_rows", lambda self, cur, *args: rows(self, Explained(cur), *args)
+    )
+    with topic.subscribe("s", type="shared") as sub:
+        send(client, *range(9))
+        assert len(received(sub)) == 9
+    with topic.subscribe("s", type="shared") as sub:
+        assert len(received(sub)) == 9
+    assert any("leases_by_time" in each for each in plans)
+    assert not any("TEMP B-TREE" in each for each in plans), plans

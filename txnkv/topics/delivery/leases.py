@@ -243,7 +243,7 @@ class LeaseReader(DeliveryReader):
 
     @property
     def _is_here(self) -> str:
-        return f"partition_id IN ({', '.join(map(str, self._sources))})"
+        return f"+partition_id IN ({', '.join(map(str, self._sources))})"  # +: sorted by its index
 
     # -- claiming ----------------------------------------------------------------------
 
