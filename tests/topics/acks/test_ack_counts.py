@@ -17,6 +17,7 @@ from tests import internals
 from tests.topics.acks.ack_tools import COUNT, TAKE_CUMULATIVE, Acks
 from tests.topics.reading_tools import offsets, partition_of
 from txnkv.topics import held_messages
+from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import Cursor
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.ranges import Ranges
@@ -147,6 +148,34 @@ def test_gaps_in_the_same_messages_are_counted_by_one_look(
         assert sub.lag() == {0: 1200 - gaps}
         seen.append(len(looks))
     assert seen == [1, 1]
+
+
+def test_an_ack_looks_at_no_pending_acks_beside_it(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.create_topic("many")
+    with client.transaction() as txn:
+        for _ in range(60):
+            txn.send(topic, b"x")
+    sub = topic.subscribe("s", "shared")
+    *held, last = sub.receive_many(60, timeout=0)
+    open_ones = [client.new_transaction() for _ in held]
+    for txn, message in zip(open_ones, held, strict=True):
+        txn.ack(sub, message)
+    looks: list[Any] = []
+    lives = ack_rows._lives
+    monkeypatch.setattr(ack_rows, "_lives", lambda *args: looks.append(args) or lives(*args))
+    sub.ack(last)
+    assert looks == []
+    sub.ack(held[7:9])  # what is pending stays so
+    assert len(looks) == 2
+    open_ones[7].rollback()
+    (again,) = sub.receive_many(60, timeout=0)
+    assert again.offset == held[7].offset
+    sub.ack(again)
+    for txn in open_ones[:7] + open_ones[8:]:
+        txn.commit()
+    assert sub.lag() == {0: 0}
 
 
 def test_redeliveries_are_counted(acks: Acks) -> None:

@@ -299,9 +299,10 @@ def pending(
     """List what overlaps [first, last), of one partition or all; with `plain`, what is PLAIN, too.
     What the dead held is left out.
     """
+    which = "NULL" if partition_id is None else "partition_id"
     found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
-        "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2) "
+        f"WHERE subscription_id = ?1 AND {which} IS ?2 "
         "AND first < ?4 AND last > ?3 AND (?5 OR hold IS NOT ?6)",
         (subscription_id, partition_id, first, last, plain, PLAIN),
     ).fetchall()
@@ -314,9 +315,12 @@ def pending(
 
 def leave_pending(cur: apsw.Cursor, store: Store, subscription_id: int, wanted: Held) -> None:
     """Take out of `wanted` what transactions hold."""
-    for row in pending(cur, store, subscription_id):
-        if row.txn_id > 0 and row.partition_id in wanted:
-            wanted[row.partition_id].remove(row.first, row.last)
+    for partition_id, ranges in wanted.items():
+        if ranges:
+            first, last = ranges.span
+            for row in pending(cur, store, subscription_id, partition_id, first, last):
+                if row.txn_id > 0:
+                    ranges.remove(row.first, row.last)
 
 
 def _lives(store: Store, slot: int, start: int, expires: int | None) -> bool:
