@@ -57,7 +57,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from operator import methodcaller
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
@@ -78,7 +77,6 @@ from txnkv.topics.write import roll_forward
 
 _LITTLE: Final = 4 << 10
 """Bytes of a fetch that looks for one message."""
-_number: Final[Callable[[Any], int]] = methodcaller("as_py")
 
 Lost: TypeAlias = list[tuple[SubscriptionInfo, int]]
 """Subscriptions, and how many messages are taken of them."""
@@ -107,20 +105,22 @@ def _begun_with_messages(
     are none, and aborted ones. What is read at a time answers all the ranges that lie in it.
     """
     reader = OffsetReader(topics, partition, 0, isolation, _LITTLE)
-    offsets: Sequence[Any] = ()  # of the messages below the reader's position
+    offsets: Sequence[int] = ()  # of the messages below the reader's position
     for first, last in ranges:
         if reader.position < first:
             reader.seek(first)
             offsets = ()
-        while (at := bisect_left(offsets, first, key=_number)) == len(offsets):
+        while (at := bisect_left(offsets, first)) == len(offsets):
             if reader.position >= last:
                 break
             if reader.load():
-                offsets = reader.take(sys.maxsize).column("offset")
+                column = reader.take(sys.maxsize).column("offset")
+                at, end = 8 * column.offset, 8 * (column.offset + len(column))
+                offsets = memoryview(column.buffers()[1])[at:end].cast("Q")
             elif not reader.moved:
                 return  # it is at the end
         else:
-            if (begin := _number(offsets[at])) < last:
+            if (begin := offsets[at]) < last:
                 yield begin, last
 
 

@@ -150,6 +150,35 @@ def test_gaps_in_the_same_messages_are_counted_by_one_look(
     assert seen == [1, 1]
 
 
+def test_gaps_are_found_in_numbers_not_in_what_arrow_makes_of_each(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Whole:
+        """Offsets that are not to be had one by one."""
+
+        def __init__(self, rows: pa.RecordBatch) -> None:
+            padded = pa.concat_arrays([pa.array([7] * 3, pa.uint64()), rows.column("offset")])
+            self._offsets = padded.slice(3)  # so it may lie
+            self.offset, self.buffers = self._offsets.offset, self._offsets.buffers
+
+        def __len__(self) -> int:
+            return len(self._offsets)
+
+        def column(self, name: str) -> Whole:
+            assert name == "offset"
+            return self
+
+    topic = client.create_topic("many")
+    with client.transaction() as txn:
+        for _ in range(100):
+            txn.send(topic, b"x")
+    partition, take = partition_of(client, topic), OffsetReader.take
+    cursor = Cursor(0, Ranges((at, at + 1) for at in range(1, 100, 2)))
+    monkeypatch.setattr(OffsetReader, "take", lambda *args: Whole(take(*args)))
+    asked = (internals.topics(client), partition, cursor, 0, 100, "read_committed")
+    assert count_unacknowledged(*asked) == 50
+
+
 def test_an_ack_looks_at_no_pending_acks_beside_it(
     client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
