@@ -269,20 +269,23 @@ def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> 
         "VALUES (?1, ?2, ?3, ?3)",
         [(id, partition_id, offset) for partition_id, offset in starts.items()],
     )
-    cover(cur, wanted.topic)  # it may have got partitions since the starts were looked up
+    # It may have got partitions since the starts were looked up.
+    cur.execute(_COVER.format("subscriptions.id"), (id,))
     return replace(wanted, id=id)
+
+
+_COVER: Final = (
+    "INSERT OR IGNORE INTO cursors (subscription_id, partition_id, mark_delete, dispatched) "
+    "SELECT subscriptions.id, partitions.id, 0, 0 "
+    "FROM subscriptions JOIN partitions USING (topic_id) WHERE {} = ?"
+)
 
 
 def cover(cur: apsw.Cursor, topic: TopicInfo) -> None:
     """Give the subscriptions of a topic cursors in partitions that were added: at their beginning,
     wherever a subscription was to start.
     """
-    cur.execute(
-        "INSERT OR IGNORE INTO cursors (subscription_id, partition_id, mark_delete, dispatched) "
-        "SELECT subscriptions.id, partitions.id, 0, 0 "
-        "FROM subscriptions JOIN partitions USING (topic_id) WHERE topic_id = ?",
-        (topic.id,),
-    )
+    cur.execute(_COVER.format("topic_id"), (topic.id,))
     cur.execute("UPDATE subscriptions SET version = version + 1 WHERE topic_id = ?", (topic.id,))
 
 

@@ -431,3 +431,13 @@ async def _seek_and_look(path: Any) -> None:
 
 def test_seek_and_committed_of_asyncio(tmp_path: Any) -> None:
     asyncio.run(_seek_and_look(tmp_path / "store"))
+
+
+def test_a_new_subscription_touches_no_other_one(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    others = [topic.subscribe(f"s{number}") for number in range(3)]
+    before = rows(client)
+    others.append(topic.subscribe("new"))
+    after = rows(client)
+    assert after["subscriptions"][:3] == before["subscriptions"]
+    assert after["cursors"][:3] == before["cursors"]
+    assert len(after["cursors"]) == len(others)
