@@ -343,15 +343,15 @@ class TxnContext:
             InvalidTxnStateError: the transaction is not open.
         """
         singly = len(rows) > 1 and writer.counts_singly(op)
-        if singly or len(rows) <= write_buffer.few_rows(writer, self.reads):
+        few = write_buffer.few_rows(writer, self.reads, stored=self.stored)
+        if singly or len(rows) <= few:
             with self.lock:
                 if self._own is not None or self._storing or self._staged_sends is not None:
                     self.settle()
                 if self.holds_rows:
-                    outcome, own = Outcome(), self.rows
-                    own.apply_rows(writer, op, rows, outcome, counted=counted)
-                    if own.too_large:
-                        self.settle_if_possible()
+                    outcome = Outcome()
+                    self.rows.apply_rows(writer, op, rows, outcome, counted=counted)
+                    self.settle_if_possible()
                     return outcome
         return self.write_batches(writer.table, op, writer.to_batches(op, rows))
 

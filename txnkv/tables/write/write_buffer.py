@@ -390,9 +390,9 @@ class SmallWrites(core.Writes):
         ]
 
 
-def few_rows(writer: RowWriter, reads: ReadSet | None) -> int:
+def few_rows(writer: RowWriter, reads: ReadSet | None, *, stored: bool) -> int:
     """Return how many rows of one kind are better written one by one."""
-    if writer.indexes or reads is not None:
+    if writer.indexes or reads is not None or stored:
         return min(FEW_ROWS, _SLOW_ROWS)
     return FEW_ROWS if writer.is_plain else min(FEW_ROWS, _DEAR_ROWS)
 
