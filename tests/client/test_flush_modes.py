@@ -173,6 +173,33 @@ def test_a_rollback_forgets_rows_and_errors(client: txnkv.Client, table: txnkv.T
     assert table.count() == 0
 
 
+def test_what_a_failed_close_has_left_is_committed(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*what: Any, **more: Any) -> Any:
+        raise txnkv.StorageFullError("the disk is full")
+
+    own = client.new_transaction()
+    joined = txnkv.Transaction.deserialize(client, own.serialize())
+    sessions = []
+    for id, txn in enumerate((own, joined)):
+        sessions.append(txn.new_session())
+        sessions[-1].insert(table, (id, None))
+        with monkeypatch.context() as patched:
+            patched.setattr("txnkv.transaction.context.TxnContext.write_rows", full)
+            with pytest.raises(txnkv.StorageFullError):
+                sessions[-1].close()
+        with pytest.raises(txnkv.ClosedError):
+            sessions[-1].insert(table, (7, None))
+        assert txn.context.sessions == (sessions[-1],)
+    with joined.new_session() as more:
+        more.insert(table, (2, None))
+    assert len(joined.context.buffers or ()) == 3  # of the closed one none
+    joined.close()
+    own.commit()
+    assert table.count() == 3
+
+
 def test_nothing_is_flushed_in_the_background_in_mode_manual(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:

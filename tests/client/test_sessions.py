@@ -205,6 +205,27 @@ def test_with_drops_what_waits_on_an_exception(make: Any, table: txnkv.Table) ->
     assert table.count() == 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_transaction_keeps_no_closed_sessions(
+    client: txnkv.Client, table: txnkv.Table, mode: Any
+) -> None:
+    """It asked each at every call, which cost more the more there were."""
+    txn, seen = client.new_transaction(), []
+    for id in (0, 1, 1):
+        session = txn.new_session(mode)
+        session.insert_ignore(table, (id, None))
+        session.close()
+        seen.append(weakref.ref(session))
+    with pytest.raises(txnkv.RowErrors), txn.new_session(mode) as session:
+        session.insert(table, (1, None))
+    seen.append(weakref.ref(session))
+    del session
+    gc.collect()
+    assert [each() for each in seen] == [None] * 4
+    txn.commit()
+    assert table.count() == 2
+
+
 def test_close_tells_of_errors_and_is_closed(client: txnkv.Client, table: txnkv.Table) -> None:
     with client.new_session() as session:
         session.insert(table, (1, None))

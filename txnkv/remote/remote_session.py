@@ -449,7 +449,7 @@ class RemoteSession(RemoteHandle, Session):
 
     def close(self) -> None:
         if self._closed:
-            return
+            return self._leave()
         try:
             try:
                 if self._txn is None or not self._txn.over:
@@ -471,6 +471,13 @@ class RemoteSession(RemoteHandle, Session):
                 self.sent()
                 if not self._own:
                     self.channel.drop(self.number)
+            self._leave()
+
+    def _leave(self) -> None:
+        if (txn := self._txn) is not None and not (self._is_committed or self.has_pending):
+            with txn._lock:
+                txn.given = txn.given or self.given
+                txn._sessions = tuple(each for each in txn._sessions if each is not self)
 
     def _require_open(self, what: str) -> None:
         if self._closed:

@@ -88,7 +88,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._going: Future[Timestamp] | None = None  # its last `commit_async`
         self._unsure = ""  # a call broke off, and nobody knows what of it was done
         self.given = False  # beside what its sessions were given
-        self._sessions: list[RemoteSession] = []
+        self._sessions: tuple[RemoteSession, ...] = ()  # changed under the lock
         self._lock = new_rlock()
         self._own_session = None
         self._then: dict[int, TableThen] = {}
@@ -387,17 +387,16 @@ class RemoteTransaction(RemoteHandle, Transaction):
                 "transaction commit has already started: the transaction takes no new sessions"
             )
         session = RemoteSession(self._connection, self, flush_mode, buffer_bytes)
-        self._sessions.append(session)
+        with self._lock:
+            self._sessions += (session,)
         return session
 
     def _session(self) -> Session:
-        found = self._own_session
-        if found is None:
+        if (found := self._own_session) is None:
             with self._lock:
-                found = self._own_session
-                if found is None:
+                if (found := self._own_session) is None:
                     made = RemoteSession(self._connection, self, "manual", None, own=True)
-                    self._sessions.append(made)
+                    self._sessions += (made,)
                     found = self._own_session = made
         return found
 

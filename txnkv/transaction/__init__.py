@@ -15,6 +15,7 @@ from txnkv.transaction.autocommit import expiring, write_alone, write_row
 from txnkv.transaction.begin import (
     DEADLINE,
     DEFAULTS,
+    FlushMode,
     Isolation,
     Locking,
     Retries,
@@ -42,7 +43,7 @@ from txnkv.transaction.instance import Instance, keep_longer, open_instances
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import ROLLED_BACK, Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values
-from txnkv.transaction.session import FlushMode, Session
+from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import (
     BUFFER_BYTES,
     Background,

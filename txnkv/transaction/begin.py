@@ -21,9 +21,11 @@ from txnkv.transaction.instance import Instance
 
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 Locking: TypeAlias = Literal["optimistic", "partition"]
+FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 
 ISOLATIONS: Final = get_args(Isolation)
 LOCKINGS: Final = get_args(Locking)
+FLUSH_MODES: Final = get_args(FlushMode)
 
 
 def one_of(option: str, given: object, words: Sequence[str]) -> None:

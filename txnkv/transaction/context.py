@@ -136,7 +136,7 @@ class TxnContext:
         self.local = LocalState(stored=stored)
         self.lock = self.local.lock
         self.scope, self.transactional = scope, transactional
-        self.sessions: list[Flushable] = []
+        self.sessions: tuple[Flushable, ...] = ()  # changed under the lock
         self.reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self.touched, self.shared = stored, stored or row.locking == "partition"
         self._holding, self._pid = holding, _PID
@@ -591,7 +591,7 @@ class TxnContext:
                 self.touched = True
             for session in self.sessions:
                 session.end()
-            self.sessions = []  # they refer to this: nothing is left for the collector
+            self.sessions = ()  # they refer to this: nothing is left for the collector
             if self._holding is not None:
                 self._holding.end()
             if own is not None:

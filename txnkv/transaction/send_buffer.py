@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
@@ -132,6 +132,16 @@ def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> bool:
     batches = [as_arrow(part) for parcel in parcels for _, part in parcel.parts]
     outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
     return True
+
+
+def send_in(context: TxnContext, parcels: Iterable[Parcel]) -> Iterator[int]:
+    """Send messages in a transaction; yields how many were sent until then."""
+    sent = 0
+    for parcel in parcels:
+        context.send(parcel.topic, parcel.parts, more=True)
+        yield (sent := sent + parcel.rows)
+        context.settle(more=True)
+    context.settle()
 
 
 class SendBuffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from txnkv.storage import brief, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, arrow_input, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import Lot, Unsure, write_alone
-from txnkv.transaction.begin import one_of
+from txnkv.transaction.begin import FLUSH_MODES, FlushMode, one_of
 from txnkv.transaction.commit_protocols import flushes_soon, is_brief
 from txnkv.transaction.connection import (
     INHERITED,
@@ -38,7 +38,7 @@ from txnkv.transaction.connection import (
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ALONE
-from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, encoder_of, send_alone
+from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, encoder_of, send_alone, send_in
 from txnkv.transaction.session_buffer import (
     Acks,
     Background,
@@ -48,9 +48,6 @@ from txnkv.transaction.session_buffer import (
     WriteResult,
     flush_rest,
 )
-
-FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
-FLUSH_MODES: Final = get_args(FlushMode)
 
 
 class Session(Closing):
@@ -107,7 +104,7 @@ class Session(Closing):
         if context is not None and context.buffers is not None:
             context.buffers += waits
 
-    # -- rows --------------------------------------------------------------------------
+    # -- rows, batches --------------------------------------------------------------------------
 
     def insert(self, table: AnyTable, row: Any) -> None:
         """A new row; refused when its key is there already."""
@@ -167,8 +164,6 @@ class Session(Closing):
             if self._background is None:
                 self._background = Background(self._connection.instance, self._room, self._lock)
             self._background.added(self)
-
-    # -- batches -----------------------------------------------------------------------
 
     @shielded
     def write(self, table: AnyTable, data: Any, op: Operation = "insert") -> WriteResult:
@@ -259,10 +254,8 @@ class Session(Closing):
             self._context.look_open("send")
         info = self._connection.topic_info(topic)
         topic_catalog.require_writable(info)
-        if topic is not to or encode is None:
-            encode = encoder_of(info)
-            if encode is not None:
-                value = encode(value)
+        if (topic is not to or encode is None) and (encode := encoder_of(info)) is not None:
+            value = encode(value)
         count = len(info.partitions)
         put = self._sending.appender(info)
         row = message_input.pending(value, key, partition, headers, timestamp, count, deliver_at)
@@ -316,11 +309,8 @@ class Session(Closing):
             result.sent = 0
             left = iter(parcels)
             try:
-                for parcel in left:
-                    context.send(parcel.topic, parcel.parts, more=True)
-                    result.sent += parcel.rows
-                    context.settle(more=True)
-                context.settle()
+                for result.sent in send_in(context, left):
+                    pass
             except (StorageFullError, UnavailableError):
                 if context is self._context and context.scope is None:
                     self._note(sent=result.sent)
@@ -480,7 +470,7 @@ class Session(Closing):
             RowErrors: rows were refused that nobody was told of. The session is closed.
         """
         if self._closed:
-            return
+            return self._leave()
         try:
             if self._context is None or not self._context.local.ended:
                 self.flush()
@@ -492,6 +482,16 @@ class Session(Closing):
         finally:
             self.end()
             self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        """Be asked no more by the transaction, where nothing waits or is untold."""
+        if (context := self._context) is None or self.has_pending or self._errors.untold:
+            return
+        with context.lock:
+            context.sessions = tuple(each for each in context.sessions if each is not self)
+            if (held := context.buffers) is not None:
+                held[:] = [each for each in held if each not in (self._rows, self._sending)]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

@@ -552,26 +552,26 @@ class ErrorBuffer:
         self._lock = lock
         self._context = context
         self._errors: list[RowError] = []
-        self._untold = 0
+        self.untold = 0
 
     def keep(self, outcome: Outcome) -> None:
         """Take what was refused."""
         if outcome.refused:
             with self._lock:
                 self._errors = (self._errors + outcome.errors)[-RowErrors.KEPT :]
-                self._untold += outcome.refused
+                self.untold += outcome.refused
 
     def take(self) -> list[RowError]:
         """The rows refused since the last call, and forget them: their taker is told."""
         with self._lock:
             errors, self._errors = self._errors, []
-            self._untold = 0
+            self.untold = 0
             return errors
 
     def forget(self) -> None:
         """Nobody needs to be told."""
         with self._lock:
-            self._untold = 0
+            self.untold = 0
 
     def result(self, outcome: Outcome) -> WriteResult:
         """Return the result of a flush or write to its caller.
@@ -589,9 +589,9 @@ class ErrorBuffer:
         Raises:
             RowErrors: there is some.
         """
-        if self._untold:
+        if self.untold:
             with self._lock:
-                count, self._untold = self._untold, 0
+                count, self.untold = self.untold, 0
                 errors = self._errors[-count:]
             if count:
                 context = self._context

@@ -25,7 +25,7 @@ from txnkv.tables import Operation, Outcome, ReadView, SmallWrites, TableEngine,
 from txnkv.tables import operations as ops
 from txnkv.transaction import commit_protocols
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import Isolation, Locking, begin, require_client
+from txnkv.transaction.begin import FlushMode, Isolation, Locking, begin, require_client
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -40,7 +40,7 @@ from txnkv.transaction.connection import (
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ROLLED_BACK, Local
-from txnkv.transaction.session import FlushMode, Session
+from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, NO_LIMIT, SessionRows, WriteResult
 from txnkv.transaction.table_scan import Scan
 from txnkv.transaction.token import TxnToken
@@ -319,7 +319,8 @@ class Transaction(Closing):
             said = f"transaction {context.row.txn_id} takes no new sessions"
             raise InvalidTxnStateError(f"transaction commit has already started: {said}")
         session = Session(self.connection, context, flush_mode, buffer_bytes)
-        context.sessions.append(session)
+        with context.lock:
+            context.sessions += (session,)
         context.local.withdraw()
         context.require_open("make a session")
         return session
@@ -434,7 +435,7 @@ class Transaction(Closing):
         with (context := self.context).lock:
             if (found := self._own_session) is None:
                 found = Session(self.connection, context, "manual", None, self._rows)
-                context.sessions.append(found)
+                context.sessions += (found,)
                 context.local.withdraw()
                 self._own_session = found
                 # Rows and messages by the thousand go straight there.
