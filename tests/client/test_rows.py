@@ -8,9 +8,11 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.tables import lookup
 
 MODES = ["manual", "auto_background", "auto_sync"]
 
@@ -202,3 +204,25 @@ def test_values_of_every_type(client: txnkv.Client) -> None:
     assert table.get(1) == {"id": 1, **row}
     assert table.get(2) == {"id": 2} | dict.fromkeys(row)
     assert list(table.scan(ordered=True)) == [table.get(1), table.get(2)]
+
+
+def test_the_first_row_of_a_scan_waits_for_few_others(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a batch, up to 64 Ki, were made dicts before the first was given."""
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    with client.new_session() as session:
+        session.write(table, pa.table({"id": range(3_000)}))
+    made, dicts = [], lookup.dicts
+
+    def counted(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        made.append(batch.num_rows)
+        return dicts(batch)
+
+    monkeypatch.setattr(lookup, "dicts", counted)
+    rows = iter(table.scan())
+    assert next(rows) == {"id": 0}
+    assert sum(made) < 1_000
+    assert [row["id"] for row in rows] == list(range(1, 3_000))
+    assert sum(made) == 3_000
+    assert list(table.scan(columns=[])) == [{}] * 3_000

@@ -31,6 +31,8 @@ from txnkv.transaction.connection import Closing, Connection, Grid
 _THREADS: Final = 2
 _SHOWN: Final = 10
 """Rows that a notebook shows."""
+_DICTS: Final = 512
+"""Rows that are made dicts together: who wants the first row waits for so many."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ class Scan(Closing):
 
     def _in_batches(self) -> Iterator[dict[str, Any]]:
         for batch in self.to_batches():
-            yield from lookup.dicts(batch)
+            for start in range(0, batch.num_rows, _DICTS):
+                yield from lookup.dicts(batch.slice(start, _DICTS))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         batches = self.to_batches()  # binds it, so that the schema is that of what is read
