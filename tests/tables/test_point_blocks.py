@@ -167,3 +167,22 @@ def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.
     assert table.get(3) == wanted
     assert table.get(3) == wanted
     assert table.get_many([3]).to_pylist() == [wanted]
+
+
+def test_a_commit_leaves_the_layers_of_other_row_sets(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """With partition locks each transaction has a row set; all were made anew for the next get."""
+
+    def commit(k: int) -> dict[int, Any]:
+        with client.transaction(locking="partition") as txn:
+            txn.insert(table, row(0, k))
+        assert table.get(k) == row(0, k)
+        (tablet,) = internals.tables(client).tablets(table.info)
+        infos = tablet.state(client.snapshot().timestamp).infos
+        return {info.id: tablet.row_set(info).layer for info in infos}
+
+    before = [commit(k) for k in range(4)][-1]
+    after = commit(4)
+    assert len(before) == 4
+    assert [id for id in before if after[id] is not before[id]] == []

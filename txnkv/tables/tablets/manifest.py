@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -107,6 +108,9 @@ class Scope:
     alone: bool = False
 
 
+_KNOWN: Final = 2_048
+"""Row sets as they were last read: of a tablet with many, each commit changes a few."""
+
 _COLUMNS = (
     "r.id, r.tablet_id, r.stamp, r.rows, r.bytes, r.min_key, r.max_key, "
     "coalesce(r.staged_seq, 0), coalesce(r.checked_seq, 0), r.attempt, r.counts, r.kind, "
@@ -115,8 +119,11 @@ _COLUMNS = (
 )
 
 
+@lru_cache(_KNOWN)
 def _info(values: tuple[Any, ...], commit_ts: int | None = None) -> RowSetInfo:
-    """A row of `_COLUMNS`; with `commit_ts`, of a transaction that is being finalized."""
+    """A row of `_COLUMNS`; with `commit_ts`, of a transaction that is being finalized. The same
+    object for the same row: what is known of a row set is looked up by it.
+    """
     info = RowSetInfo(*values)
     stamp, least = (info.stamp, info.min_stamp) if commit_ts is None else (commit_ts, commit_ts)
     replaces = info.supersedes or info.kind == TOMBSTONES
