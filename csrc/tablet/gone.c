@@ -32,8 +32,8 @@ static void set_end(gone_range_t *range, slice_t end) {
 static void shorten(gone_range_t *range, const mem_row_set_t *memory) {
     const mem_entry_t *newest = mem_row_set_newest(memory), *first;
     const uint8_t *end = range->end_len == NO_BOUND ? NULL : range->end;
-    const status_t status = mem_row_set_first_since(memory, range->newest, range->low, range->low_len,
-                                                    end, range->end_len, &first);
+    const status_t status = mem_row_set_first_since(memory, range->newest, range->low,
+                                                    range->low_len, end, range->end_len, &first);
     range->newest = newest;
     if (status != STATUS_OK || (first != NULL && first->key_len > GONE_KEY_BYTES)) {
         range->stamp = 0;
@@ -63,7 +63,8 @@ int64_t gone_end(gone_t *gone, const mem_row_set_t *memory, const uint8_t *low, 
 void gone_note(gone_t *gone, const mem_entry_t *newest, const uint8_t *low, size_t low_len,
                const uint8_t *end, size_t end_len, uint64_t snapshot) {
     const slice_t from = {low, low_len}, to = {end, end_len};
-    if (low_len > GONE_KEY_BYTES || (end != NULL && end_len > GONE_KEY_BYTES) || !take(gone)) return;
+    if (low_len > GONE_KEY_BYTES || (end != NULL && end_len > GONE_KEY_BYTES)) return;
+    if (!take(gone)) return;
     gone_range_t *range = place_of(gone, from);
     range->stamp = snapshot;
     range->newest = newest;

@@ -1,5 +1,5 @@
-/* Ranges from whose front all rows were deleted, so that who takes from there again and again, as from
- * a queue, passes what is gone once, and not each time.
+/* Ranges from whose front all rows were deleted, so that who takes from there again and again, as
+ * from a queue, passes what is gone once, and not each time.
  *
  *   low ....... gone ....... end      of what is committed at or below `stamp` no row has a key in
  *                                     [low, end)

@@ -168,7 +168,8 @@ static layers_range_status_t open_all(merge_t *merge, const layers_t *layers,
     if (status != LAYERS_RANGE_OK || merge->own_alone) return status;
     status = add_memory(merge, layers->memory, committed, layers->flushed, snapshot);
     if (status == LAYERS_RANGE_OK) {
-        status = add_steps(merge, layers->steps, layers->steps_n, layers->staged_n, committed, stop);
+        status = add_steps(merge, layers->steps, layers->steps_n, layers->staged_n, committed,
+                           stop);
     }
     return status;
 }
@@ -255,7 +256,8 @@ layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *
     if (status != LAYERS_RANGE_OK) return status;
     status = find_rows(&walk, out);
     if (notes && walk.gone + walk.looked - out->n >= NOTED_GONE) {
-        gone_note(layers->gone, newest, low, low_len, walk.reached.data, walk.reached.len, snapshot);
+        gone_note(layers->gone, newest, low, low_len, walk.reached.data, walk.reached.len,
+                  snapshot);
     }
     return status;
 }

@@ -40,7 +40,8 @@ static void commit(shop_t *shop, uint32_t from, uint32_t to, int state) {
 static void check_range(shop_t *shop, layers_range_t *out) {
     static const uint32_t lows[] = {0, 0, 0, 3, 200};
     const layers_t layers = {NULL, NULL, shop->memory, 0, 0, 0, shop->gone};
-    const uint32_t low = lows[random_below(5)], high = random_below(3) == 0 ? random_below(KEYS) : KEYS;
+    const uint32_t low = lows[random_below(5)];
+    const uint32_t high = random_below(3) == 0 ? random_below(KEYS) : KEYS;
     const uint32_t snapshot = random_below(4) == 0 ? random_below(shop->stamp + 1) : shop->stamp;
     const uint32_t most = random_below(8) == 0 ? LAYERS_FEW : 1 + random_below(4);
     const bool with_own = random_below(6) == 0;

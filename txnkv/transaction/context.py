@@ -291,7 +291,7 @@ class TxnContext:
                 try:
                     self._own.stage(context, rows=rows)
                 except (AckConflictError, TableNotFoundError) as error:  # it cannot commit any more
-                    self._abort_on_conflict(error)
+                    self._abort_for_all(error)
                     raise
             if rows:
                 self._own = None
@@ -446,7 +446,7 @@ class TxnContext:
             try:
                 self._parts().outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
             except AckConflictError as error:
-                self._abort_on_conflict(error)
+                self._abort_for_all(error)
                 raise
             except (StorageFullError, UnavailableError):
                 self._unsure_acks += (call,)
@@ -500,8 +500,8 @@ class TxnContext:
             return self.shared or own.too_large or own.has_more
         return self._storing or own.too_large or self.row.locking == "partition"
 
-    def _abort_on_conflict(self, error: TxnkvError) -> None:
-        """Another transaction has the message, or the table is gone: this one ends here."""
+    def _abort_for_all(self, error: TxnkvError) -> None:
+        """Another transaction has the message, or a table is gone: all of this one ends here."""
         if self.transactional:
             if isinstance(error, AckConflictError):
                 self.instance.coordinator.metrics.ack_conflicts.add()
