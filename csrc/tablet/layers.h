@@ -8,11 +8,11 @@
  * A row set is its blocks as they lie in the map, parsed once. A block that nobody asked for yet is
  * NULL: the answer is LAYERS_LOAD with its place, the caller parses and sets it, and asks again.
  *
- * Nothing here is changed once it is made, but for blocks that are set, which is atomic, and for what
- * is noted as gone. The
- * caller keeps all memory, and the map and its pages, for as long as a call goes on. Blocks are
- * those that block_verify has accepted; what is damaged all the same gives LAYERS_CORRUPT, never
- * a read outside. Safe from any thread; nothing is allocated. */
+ * Nothing here is changed once it is made, but for blocks that are set, which is atomic, and for
+ * what is noted as gone, by one thread at a time. The caller keeps all memory, and the map and its
+ * pages, for as long as a call goes on. Blocks are those that block_verify has accepted; what is
+ * damaged all the same gives LAYERS_CORRUPT, never a read outside. Safe from any thread; nothing is
+ * allocated. */
 #ifndef TXNKV_TABLET_LAYERS_H
 #define TXNKV_TABLET_LAYERS_H
 

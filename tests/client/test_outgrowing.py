@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.write import write_buffer
 from txnkv.transaction.job import Job
@@ -130,6 +131,34 @@ def test_one_that_was_aborted_elsewhere_commits_nothing(
     with pytest.raises(txnkv.InvalidTxnStateError):
         txn.commit()
     assert table.count() == 0
+
+
+@pytest.mark.parametrize("end", ["commit", "outgrow"])
+@pytest.mark.parametrize("point", ["stage.claimed", "stage.written", "stage.staged"])
+def test_a_death_while_what_waited_is_staged(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any], point: str, end: str
+) -> None:
+    table.insert(row(500))
+    code = """
+        from txnkv.storage.faults import arm
+        from txnkv.tables.write import write_buffer
+        write_buffer.MAX_ROWS = limit
+        txn = client.new_transaction()
+        for id in range(limit + 1):
+            txn.insert("t", {"id": id, "u": id, "v": "staged"})
+        txn.flush()
+        arm(point, "kill")
+        for id in range(1000, 1000 + (limit - 1 if end == "commit" else limit + 1)):
+            txn.insert("t", {"id": id, "u": id, "v": "waits"})
+            txn.flush()
+        txn.commit()
+    """
+    process(code, point=point, end=end, limit=LIMIT).finish(-9)
+    assert list(table.scan()) == [row(500)]
+    table.insert(row(1000))
+    internals.compact(client)
+    assert client.check().problems == []
+    assert [each["id"] for each in table.scan(ordered=True)] == [500, 1000]
 
 
 def test_messages_beside_rows(client: txnkv.Client, table: txnkv.Table) -> None:

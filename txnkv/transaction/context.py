@@ -7,8 +7,8 @@ row (a token, a job, a lock) or it writes too much:
     begin --> small: SmallParts in memory --- commit --> one row of the commit log
                 | ensure_large: token, job, partition lock, > 10,000 rows or 1 MiB
                 v
-              stored: OPEN row, messages appended, rows staged: who shares it with nobody stages
-                |             those that came last when they are as many again
+              stored: OPEN row, messages appended, rows staged; rows that come later wait in memory
+                |             until they are as many again, as long as nobody else may read them
                 | commit
                 v
               COMMIT_IN_PROGRESS, ...

@@ -60,7 +60,7 @@ class Job:
             return made
         job = cls(txn, uuid.uuid4().hex)
         tokens.require_shareable(txn.context.row, "start a job under")
-        row = txn.context.share("write")
+        row = txn.context.share("start a job")
         with txn.context.instance.store.status.write() as cur:
             jobs.start(cur, row.txn_id, job.id)
         return job

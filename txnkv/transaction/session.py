@@ -104,7 +104,7 @@ class Session(Closing):
         if context is not None and context.buffers is not None:
             context.buffers += waits
 
-    # -- rows, batches --------------------------------------------------------------------------
+    # -- rows, batches ---------------------------------------------------------------
 
     def insert(self, table: AnyTable, row: Any) -> None:
         """A new row; refused when its key is there already."""

@@ -1,4 +1,4 @@
-"""Changes of a small transaction, while they are in memory; what it needs of sessions and handles.
+"""Changes of a transaction, while they are in memory; what it needs of sessions and handles.
 
 They are in parts, of one commit:
 
@@ -8,7 +8,8 @@ They are in parts, of one commit:
     marks       coordinator.Marks            the same
 
 The parts know nothing of each other. They are validated one after the other, and then written,
-inside one SQLite transaction; or all are staged, when it turns large.
+inside one SQLite transaction; or all are staged, when it turns large. Then rows alone wait here
+again.
 """
 
 from __future__ import annotations

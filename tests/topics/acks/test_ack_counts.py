@@ -126,14 +126,19 @@ def test_what_is_left_counts_from_the_first_message_of_each_gap_on(
     assert found == sum(last - first for first, last in begun)
 
 
+def topic_of(client: txnkv.Client, messages: int) -> txnkv.Topic:
+    topic = client.create_topic("many")
+    with client.transaction() as txn:
+        for _ in range(messages):
+            txn.send(topic, b"x")
+    return topic
+
+
 def test_gaps_in_the_same_messages_are_counted_by_one_look(
     client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One for each of them made a large subscription's lag a matter of minutes."""
-    topic = client.create_topic("many")
-    with client.transaction() as txn:
-        for _ in range(1200):
-            txn.send(topic, b"x")
+    topic = topic_of(client, 1200)
     sub = topic.subscribe("s", "shared")
     messages = sub.receive_many(1200, timeout=0)
     looks: list[OffsetReader] = []
@@ -168,10 +173,7 @@ def test_gaps_are_found_in_numbers_not_in_what_arrow_makes_of_each(
             assert name == "offset"
             return self
 
-    topic = client.create_topic("many")
-    with client.transaction() as txn:
-        for _ in range(100):
-            txn.send(topic, b"x")
+    topic = topic_of(client, 100)
     partition, take = partition_of(client, topic), OffsetReader.take
     cursor = Cursor(0, Ranges((at, at + 1) for at in range(1, 100, 2)))
     monkeypatch.setattr(OffsetReader, "take", lambda *args: Whole(take(*args)))
@@ -182,10 +184,7 @@ def test_gaps_are_found_in_numbers_not_in_what_arrow_makes_of_each(
 def test_an_ack_looks_at_no_pending_acks_beside_it(
     client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = client.create_topic("many")
-    with client.transaction() as txn:
-        for _ in range(60):
-            txn.send(topic, b"x")
+    topic = topic_of(client, 60)
     sub = topic.subscribe("s", "shared")
     *held, last = sub.receive_many(60, timeout=0)
     open_ones = [client.new_transaction() for _ in held]

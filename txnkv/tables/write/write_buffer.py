@@ -1,11 +1,13 @@
-"""The writes of a small transaction: in memory until it commits, then in one row of the log.
+"""Rows in the memory of a transaction: until it commits, then in one row of the log; or until they
+are staged.
 
     insert, upsert, ...    looked up at once, in the snapshot and in what it wrote before
                            -> the outcome as rows and tombstones, in its own MemRowSets
     get, scan              see them above the snapshot (`ReadView.own`)
     commit                 each MemRowSet becomes a section of the payload; validated inside the
                            commit log's SQLite transaction, first committer wins
-    too much for that      the same rows are staged, and it goes on as a large transaction
+    too much for that      the same rows are staged, and it goes on as a large transaction; those
+                           that come later are looked up in what is staged, too, and staged in turn
 
 Entries are stamped by a counter of the transaction's statements; a commit takes the newest of
 each key. Nothing is written anywhere before the commit, and nothing at all when there is nothing.
@@ -55,11 +57,11 @@ MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
 """The limits of a small transaction; more rows or more bytes make it a large one."""
 
+_TOGETHER: Final = 4
+"""So many batches of a large one are staged together, or more; larger ones each by itself."""
+
 FEW_ROWS: Final = 500
 """So many rows of a kind are written one by one in C; more go through arrays."""
-
-_TOGETHER: Final = 4
-"""So many batches are staged together, or more; larger ones each by itself."""
 
 _DEAR_ROWS: Final = 100
 """The same of rows with values that C asks Python about: instants, decimals, lists."""
@@ -82,7 +84,7 @@ class SmallWrites(core.Writes):
 
     Attributes:
         memories: its entries by tablet.
-        too_large: they are more than a row of the commit log should hold.
+        too_large: they are more than a row of the commit log should hold, or a row set wants.
     """
 
     # Each transaction makes one: what begins alike stands in the class.
