@@ -1,5 +1,6 @@
 """The native hot path; csrc/native says in its headers what each of these does."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -24,6 +25,29 @@ class Table:
         self, given: tuple[Any, ...], old: bytes | None = None, /
     ) -> tuple[bytes, bytes]: ...  # fmt: skip
     def dict(self, key: bytes, row: bytes, /) -> dict[str, Any]: ...
+
+class AckRun:
+    """Acknowledgements of one transaction, one behind the other (csrc/native/ack_run.c)."""
+
+    def __new__(
+        cls, delivery: Delivery, counter: Any, info: Any, where: tuple[int, int, int, int],
+        own: tuple[list[int], list[int]], pending: tuple[list[int], list[int]], clock: Any,
+        deadline: int | None, /,
+    ) -> Self: ...  # fmt: skip
+    def take(self, subscription: Any, message: Any, /) -> bool: ...
+    def withdraw(self) -> None: ...
+
+class Delivery:
+    """Messages that are ready for an exclusive consumer (csrc/native/delivery.c)."""
+
+    given: Any
+    unsure: Any
+    def __new__(cls, store: StoreWords, counter: Any, main: int, /) -> Self: ...
+    def end(self) -> None: ...
+    def know(self, number: int | None, /) -> None: ...
+    def offer(self, partition: int, ready: deque[Any], n: int, /) -> None: ...
+    def receive(self) -> Any: ...
+    def withdraw(self, offset: int, /) -> None: ...
 
 class Handlers:
     """Handlers of signals, put off while a call lasts (csrc/native/handlers.c)."""

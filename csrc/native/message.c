@@ -122,6 +122,13 @@ static PyObject *message_nbytes(PyObject *self, void *closure) {
     return PyLong_FromSsize_t(size);
 }
 
+bool message_place(PyObject *object, message_place_t *place) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) != (void *)message_new) return false;
+    const message_t *message = (const message_t *)object;
+    *place = (message_place_t){message->topic, message->partition, message->offset};
+    return true;
+}
+
 /* -- many --------------------------------------------------------------------------------- */
 
 enum { VALUES, KEYS, HEADERS, OFFSETS, MICROS, TXN_IDS, COLUMNS };

@@ -12,6 +12,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 
 static int fill(PyObject *module) {
     if (PyModule_AddIntConstant(module, "sqlite_api", 0) < 0) return -1; /* sqlite_writer.c */
+    if (add_type(module, "AckRun", &ack_run_spec) < 0) return -1;
+    if (add_type(module, "Delivery", &delivery_spec) < 0) return -1;
     if (add_type(module, "Handlers", &handlers_spec) < 0) return -1;
     if (add_type(module, "IdSet", &ids_spec) < 0) return -1;
     if (add_type(module, "Histogram", &histogram_spec) < 0) return -1;

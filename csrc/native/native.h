@@ -2,8 +2,12 @@
 #ifndef TXNKV_NATIVE_NATIVE_H
 #define TXNKV_NATIVE_NATIVE_H
 
+#include <stdbool.h>
+
 #include "native/stable_abi.h"
 
+extern PyType_Spec ack_run_spec;
+extern PyType_Spec delivery_spec;
 extern PyType_Spec handlers_spec;
 extern PyType_Spec histogram_spec;
 extern PyType_Spec ids_spec;
@@ -28,6 +32,17 @@ int words_check(PyObject *object, Py_ssize_t word);
 uint64_t words_at(PyObject *object, size_t word);
 void words_put(PyObject *object, size_t word, uint64_t value);
 void words_lift(PyObject *object, size_t word, uint64_t value);
+
+/* Whether an object is StoreWords, else -1 with an error set; then whether their change number is
+ * this one. False too where they are aimed nowhere. */
+int store_words_check(PyObject *object);
+bool store_words_are_at(PyObject *object, uint64_t number);
+
+/* Where a message is; false: the object is none. */
+typedef struct {
+    long long topic, partition, offset;
+} message_place_t;
+bool message_place(PyObject *object, message_place_t *place);
 
 /* The set of a MemRowSet; NULL with an error set when it is none. */
 struct mem_row_set *mem_set_of(PyObject *object);

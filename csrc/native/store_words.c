@@ -86,6 +86,17 @@ static PyObject *store_change_number(PyObject *object, PyObject *none) {
     return PyLong_FromUnsignedLongLong(number);
 }
 
+int store_words_check(PyObject *object) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)store_new) return 0;
+    PyErr_Format(PyExc_TypeError, "StoreWords are needed, not %R", object);
+    return -1;
+}
+
+bool store_words_are_at(PyObject *object, uint64_t number) {
+    const store_t *self = (const store_t *)object;
+    return self->words != NULL && load(self, CHANGE) == number;
+}
+
 static PyObject *store_all_synced(PyObject *object, PyObject *none) {
     store_t *self = (store_t *)object;
     (void)none;

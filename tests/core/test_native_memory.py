@@ -25,11 +25,13 @@ import apsw
 import pyarrow as pa
 import pytest
 
+from tests.core.test_delivery import Consumer
 from txnkv import core
 from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
 from txnkv.storage import clock
 from txnkv.storage.sqlite_connection import native_writer
 from txnkv.tables import MISSING
+from txnkv.topics.ranges import Ranges
 
 ROOT = Path(__file__).parents[2]
 TYPES = {
@@ -43,7 +45,8 @@ ROW = {"k": 5, "s": "x" * 300, "n": 2.5, "t": datetime(2024, 5, 6, tzinfo=UTC), 
 NO_NUMBER = (1 << 64) - 1
 LATEST = 0
 SNAPSHOT, TXN = 100, 7
-FOLDERS = ("common", "codec", "rowset", "memory", "tablet", "native")
+SOURCES = ("common/", "codec/", "log/batch", "log/messages_encode", "rowset/", "memory/", "tablet/",
+           "native/")  # fmt: skip
 UNDER_SANITIZERS = (
     "tests/core/test_native_memory.py",
     "tests/core/test_row_table.py",
@@ -52,6 +55,7 @@ UNDER_SANITIZERS = (
     "tests/core/test_shared.py",
     "tests/storage/test_sqlite_writer.py",
     "tests/core/test_holding.py",
+    "tests/core/test_delivery.py",
     "tests/coordinator/test_commit_log.py",
     "tests/coordinator/test_low_water_mark.py",
     "tests/remote/test_wire.py",
@@ -269,7 +273,18 @@ def calls() -> dict[str, Callable[[], Any]]:
             each._row = {"a": each.offset}
         return [(m.raw, m.key, m.offset, m._row, m.nbytes, m.txn_id, m.codec) for m in found]
 
+    def acknowledged() -> list[Any]:
+        consumer, own = Consumer(*range(1000, 1040)), Ranges()
+        run = consumer.run(own, end=2000)
+        given = [consumer.receive() for _ in range(40)]
+        done = [consumer.take(run, offset) for offset in range(1000, 1040, 2)]
+        if not all(done):
+            raise MemoryError
+        assert list(own) == list(consumer.pending)
+        return [given, list(own)]
+
     return {
+        "messages and acks one by one": acknowledged,
         "messages of columns": messages,
         "row of a dict": lambda: table.row(ROW),
         "row of a tuple": lambda: table.row(values),
@@ -368,7 +383,7 @@ def test_under_the_address_and_undefined_behaviour_sanitizers(tmp_path: Path) ->
     if not compiler or not all(map(os.path.isabs, paths)):
         pytest.skip("no gcc with its sanitizers")
     built = tmp_path / "_native.so"
-    sources = [each for folder in FOLDERS for each in (ROOT / "csrc" / folder).glob("*.c")]
+    sources = [each for part in SOURCES for each in (ROOT / "csrc").glob(f"{part}*.c")]
     flags = "-std=c11 -O1 -g -shared -fPIC -fno-omit-frame-pointer -fno-sanitize-recover=all"
     where = [f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_path('include')}", "-o", built]
     python = "-DPy_LIMITED_API=0x030B0000"

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, Unpack, overload
+from typing import Any, Final, Unpack, cast, overload
 
+from txnkv.core import Delivery
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
@@ -30,12 +31,13 @@ from txnkv.errors import (
     require_count,
     require_several,
 )
-from txnkv.storage import WhenDropped, brief, clock, new_lock, shielded, shielded_unless
+from txnkv.storage import WhenDropped, brief, caller, clock, new_lock, shielded, shielded_unless
 from txnkv.tables import Outcome
 from txnkv.topics import (
     HELD_BYTES,
     KEY_SHARED,
     MANY,
+    Belongings,
     Encoded,
     Exclusive,
     ExclusiveReader,
@@ -47,7 +49,6 @@ from txnkv.topics import (
     Start,
     SubscriptionInfo,
     SubscriptionOptions,
-    Subscriptions,
     SubscriptionType,
     TopicInfo,
     Waiting,
@@ -149,6 +150,8 @@ class Subscription(Closing):
         info: what names the subscription; picklable, for processes that acknowledge by a token.
     """
 
+    _delivery: Delivery | None = None  # gives what needs no look
+
     def __init__(
         self,
         connection: Connection,
@@ -162,15 +165,14 @@ class Subscription(Closing):
         self._connection = connection
         self.info = replace(info, store=connection.instance.store.store_id)
         self._engine = connection.instance.topics
-        self._pid = os.getpid()
-        self._partitions = partitions
+        self._partitions, self._pid = partitions, os.getpid()
         self._state: Exclusive | None = None
         self._reader: ExclusiveReader | LeaseReader | Standby = Standby()
         self._taking = new_lock()
-        self._on_its_way = False
+        self._on_its_way: list[Message] = []  # to the main thread, which a signal may interrupt
         self._given: list[Message] = []  # by the last call
         self._spent: deque[Message] = deque()  # for the dead letter topic
-        self._has = _Has(self._engine.subscriptions, info)
+        self._has = Belongings(self._engine.subscriptions, info)
         if place is not None:
             self._begin(place)
         self._close = WhenDropped(self, self._has.close)
@@ -191,6 +193,7 @@ class Subscription(Closing):
                     self._engine, state, self._partitions, self._max_bytes
                 )
             self._state = state
+            self._delivery = None if state is None or info.max_deliveries else state.delivery
         except BaseException:
             self._has.give_up()
             raise
@@ -230,6 +233,13 @@ class Subscription(Closing):
             TopicNotFoundError: the topic was dropped.
             ClosedError: this consumer was closed.
         """
+        if timeout.__class__ not in _TIMES or timeout != timeout:
+            require_time(timeout)
+        delivery = self._delivery
+        if delivery is not None and (one := delivery.receive()) is not None:
+            if delivery.unsure is one:
+                delivery.unsure = None  # nothing is called until the caller has it
+            return cast(Message, one)
         found = self.receive_many(1, timeout)
         return found[0] if found else None
 
@@ -245,7 +255,8 @@ class Subscription(Closing):
             require_time(timeout)
         found = self._take(max_messages)
         if found or (timeout is not None and timeout <= 0):
-            self._on_its_way = False  # nothing is called until the caller has them
+            if self._on_its_way is found:
+                self._on_its_way = []  # nothing is called until the caller has them
             return found
         waiting = self._waiting(deadline(timeout))
         assert waiting is not None
@@ -254,7 +265,8 @@ class Subscription(Closing):
                 waiting.mark()
                 found = self._take(max_messages)
                 if found or not waiting.wait(self._is_pending()):
-                    self._on_its_way = False
+                    if self._on_its_way is found:
+                        self._on_its_way = []
                     return found
         finally:
             waiting.end()
@@ -281,11 +293,10 @@ class Subscription(Closing):
     def _take(self, most: int) -> list[Message]:
         """Take what is there; the next call gives it again if a signal keeps it from the caller."""
         with self._taking:
-            if self._on_its_way:
-                self._on_its_way = False
-                self.unreceive()
+            self._take_back()
             found = self._next(most)
-            self._on_its_way = bool(found)
+            if found and caller() == threading.main_thread().ident:
+                self._on_its_way = found
             return found
 
     def _gives_soon(self, most: int) -> bool:
@@ -341,15 +352,28 @@ class Subscription(Closing):
 
     def unreceive(self) -> None:
         """Undo the last `receive` or `receive_many`: the next one gives its messages again."""
+        self._note_given()
         self._reader.put_back(self._given)
         self._given = []
+
+    def _take_back(self) -> None:
+        """Have given again, to the main thread, messages that a signal may have kept from it."""
+        if caller() == threading.main_thread().ident:
+            lost, self._on_its_way = self._on_its_way, []
+            if self._delivery is not None and self._delivery.unsure is not None:
+                lost = [self._delivery.unsure]
+            if lost:
+                self._given = []
+                self._reader.put_back(lost)
+
+    def _note_given(self) -> None:
+        if (delivery := self._delivery) is not None and delivery.given is not None:
+            self._given = [delivery.given]
 
     def _count(self, found: list[Message]) -> None:
         metrics = self._connection.instance.coordinator.metrics
         metrics.messages_delivered.value += len(found)
-        for message in found:
-            if message.redelivery_count > 0:
-                metrics.messages_redelivered.value += 1
+        metrics.messages_redelivered.value += sum([one.redelivery_count > 0 for one in found])
 
     def _give_up(self, until: int) -> bool:
         """To the dead letter topic, as long as there is time; tell whether it is over.
@@ -516,9 +540,8 @@ class Subscription(Closing):
                     f"{self.info}: another consumer has the place; seek there, or close it"
                 )
         with self._taking:
-            if self._on_its_way:
-                self._on_its_way = False
-                self.unreceive()
+            self._take_back()
+            self._note_given()
             found = self._engine.subscriptions.seek(self.info, partition, offset)
             self._reader.seek(partition, found)
             self._given = [each for each in self._given if each.partition != partition]
@@ -575,25 +598,3 @@ class Subscription(Closing):
 
 def _are_few(message: Acknowledged) -> bool:
     return not isinstance(message, list | tuple) or len(message) <= _FEW
-
-
-class _Has:
-    """The place and leases that a consumer has, and gives up when it is closed or dropped."""
-
-    def __init__(self, subscriptions: Subscriptions, info: SubscriptionInfo) -> None:
-        self._subscriptions = subscriptions
-        self._info = info
-        self.place: Place | None = None
-        self.leases: LeaseReader | None = None
-
-    def close(self) -> None:
-        with suppress(ClosedError):  # the store went first, and with this process's slot the place
-            if self.leases is not None:
-                self.leases.close()
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Let the next one have the place."""
-        place, self.place = self.place, None
-        if place is not None:
-            self._subscriptions.close(self._info, place)

@@ -137,7 +137,9 @@ from txnkv.core.mem_row_set import (
     visible,
 )
 from txnkv.core.native import (
+    AckRun,
     CoreError,
+    Delivery,
     Handlers,
     HistogramBase,
     Holding,

@@ -75,6 +75,8 @@ except ModuleNotFoundError:
     import txnkv._native as _native
     from txnkv._core import ffi, lib
 
+AckRun = _native.AckRun
+Delivery = _native.Delivery
 Handlers = _native.Handlers
 IdSet = _native.IdSet
 HistogramBase = _native.Histogram
@@ -106,7 +108,9 @@ wire_pack = _native.wire_pack
 wire_unpack = _native.wire_unpack
 
 __all__ = [
+    "AckRun",
     "CoreError",
+    "Delivery",
     "Handlers",
     "HistogramBase",
     "LimitError",

@@ -18,8 +18,9 @@ ranges                 sets of offsets
 """
 
 from txnkv.topics import outbox, topic_catalog
-from txnkv.topics.acks import Cursor, Exclusive, Hold, ack_rows
+from txnkv.topics.acks import Cursor, Exclusive, ack_rows
 from txnkv.topics.delivery import (
+    Belongings,
     ExclusiveReader,
     KeySharedReader,
     LeaseReader,
@@ -138,7 +139,7 @@ from txnkv.topics.topic_catalog import (
     ValuesOf,
 )
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
-from txnkv.topics.topics import Partition
+from txnkv.topics.topics import Hold, Partition
 from txnkv.topics.waiting import Waiting, deadline, require_time
 from txnkv.topics.write import (
     PATIENCE,

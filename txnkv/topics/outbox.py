@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.coordinator import Section, Timestamp, TxnRow, past_timeout, payload
+from txnkv.core import AckRun
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     StorageFullError,
@@ -27,13 +28,12 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.log import gathered
 from txnkv.topics.messages import Plain, as_arrow, cut_messages, fit_batch, now_micros
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Hold, Topics
 from txnkv.topics.write import AppendAttempt, Note, append, is_appended
 
 MAX_BYTES: Final = 1 << 20
@@ -166,6 +166,10 @@ class Outbox:
                 self._topics, self._row, transactional=self._transactional, hold=self._hold
             )
         self._acks.add(info, ids, cumulative=cumulative, again=again)
+
+    def more_acks(self, info: SubscriptionInfo, number: int) -> AckRun | None:
+        """The run of acks that follows what was acknowledged in a partition, if it may be one."""
+        return None if self._acks is None else self._acks.more(info, number)
 
     # -- small -------------------------------------------------------------------------
 

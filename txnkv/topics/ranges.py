@@ -142,6 +142,11 @@ class Ranges:
         return self._first[0], self._last[-1]
 
     @property
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """Each range's first offset, and what is behind its last: the lists themselves."""
+        return self._first, self._last
+
+    @property
     def end(self) -> int:
         """The offset behind the highest in the set; 0 when it is empty."""
         return self._last[-1] if self._last else 0

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
+from weakref import WeakSet
 
 import apsw
 import pyarrow as pa
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
-from txnkv.errors import TopicNotFoundError
-from txnkv.storage import Environment, Store, new_lock
+from txnkv.errors import ClosedError, TopicNotFoundError
+from txnkv.storage import Environment, Store, WhenDropped, new_lock, shielded_unless
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import LocalSubscriptions
+from txnkv.topics.acks import Exclusive, ack_rows
 from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
 from txnkv.topics.messages import Message, ValueCodec, messages_of, topic_number
 from txnkv.topics.sidecar import SideLogs
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.waiting import Watch
@@ -354,3 +356,115 @@ class Topics(Catalog[TopicInfo]):
         self._looks, self._next_offsets = {}, _NextOffsets(None)
         self.watch = Watch(self.store.runtime, self.log)
         self.local = LocalSubscriptions()
+
+
+# -- subscriptions that this process has a part in -------------------------------------
+
+
+class Owner(Protocol):
+    """The acks of a transaction of this process."""
+
+    def move_out(self, state: Exclusive) -> None:
+        """Have acks go on in status.db: the consumer gives up its place."""
+
+    def expire(self) -> None:
+        """Give back what is held long past the transaction's deadline."""
+
+
+class LocalSubscriptions:
+    """The subscriptions that this process remembers something of. Shared by threads.
+
+    Attributes:
+        consumers: numbers of this process's consumers that are open.
+        ends: by partition id: an offset below which all is decided.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._states: dict[int, Exclusive] = {}
+        self._owners: dict[int, WeakSet[Owner]] = {}
+        self.consumers: set[int] = set()
+        self.ends: dict[int, int] = {}
+
+    def open(self, state: Exclusive) -> None:
+        """Remember an exclusive one, whose consumer is here from now on."""
+        with self._lock:
+            self._states[state.info.id] = state
+            self._owners[state.info.id] = WeakSet()
+
+    def close(
+        self, info: SubscriptionInfo, consumer: int
+    ) -> tuple[Exclusive | None, list[Owner]] | None:
+        """Forget a consumer's subscription; what there was, and whose acks are in it.
+
+        Returns:
+            None for a consumer that was closed before.
+        """
+        with self._lock:
+            if consumer not in self.consumers:
+                return None
+            if info.leased:
+                return None, []
+            if (state := self._states.pop(info.id, None)) is not None:
+                state.delivery.end()
+            return state, list(self._owners.pop(info.id, ()))
+
+    def exclusive(self, id: int, owner: Owner | None = None) -> Exclusive | None:
+        """Return the state of an exclusive one; None if its consumer is elsewhere.
+
+        Args:
+            id: of the subscription.
+            owner: whose acks are to be there.
+        """
+        with self._lock:
+            found = self._states.get(id)
+            if found is not None and owner is not None:
+                self._owners[id].add(owner)
+            return found
+
+    def expire(self, id: int) -> None:
+        """Give back what transactions of this process hold that are long past their deadline."""
+        with self._lock:
+            owners = list(self._owners.get(id, ()))
+        for owner in owners:
+            owner.expire()
+
+    def end_hold(self, id: int) -> None:
+        """A `client.run` has ended."""
+        with self._lock:
+            states = list(self._states.values())
+        for state in states:
+            state.end_hold(id)
+
+
+class Hold:
+    """The messages that attempts of one `client.run` have acknowledged, and failed with.
+
+        attempt 1   ack(m) ... conflict: aborted      m is not delivered: attempt 2 works on it
+        attempt 2   ack(m) ... committed              m is deleted
+        run is over                                   what no attempt deleted is delivered again
+
+    `release` ends the run; so it ends when this is dropped.
+
+    Attributes:
+        id: of the run.
+        where: the places where acks of it are kept.
+    """
+
+    def __init__(self, store: Store, local: LocalSubscriptions) -> None:
+        self.id = int.from_bytes(os.urandom(7), "big") + 1
+        self.where: set[Literal["memory", "status"]] = set()
+        self._over = WhenDropped(self, _end, store, local, self.id, self.where)
+
+    @shielded_unless(lambda self: not self.where)
+    def release(self) -> None:
+        """The run is over. Twice is fine."""
+        self._over()
+
+
+def _end(store: Store, local: LocalSubscriptions, id: int, where: set[str]) -> None:
+    if "memory" in where:
+        local.end_hold(id)
+    if "status" in where:
+        with suppress(ClosedError), store.status.write(sync=False) as cur:
+            ack_rows.end_hold(cur, id)

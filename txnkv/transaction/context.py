@@ -184,8 +184,7 @@ class TxnContext:
     @property
     def has_written(self) -> bool:
         """It is more than a reader."""
-        own = self._own
-        return self.touched or (own is not None and own.shown is not None)
+        return self.touched or (self._own is not None and self._own.shown is not None)
 
     def require_open(self, what: str) -> None:
         """Refuse what only an open transaction admits, as far as this process knows.
@@ -285,8 +284,7 @@ class TxnContext:
         """Store the OPEN row and stage what is in memory, `rows` too; raises as `ensure_stored`."""
         with self.lock:
             row, scope = self.ensure_stored(what), self.scope or Scope(self.row.txn_id)
-            of = row, scope, self.transactional, self.reads, self.lock_timeout
-            context = WriteContext(*of)
+            context = WriteContext(row, scope, self.transactional, self.reads, self.lock_timeout)
             if self._own is not None:
                 try:
                     self._own.stage(context, rows=rows)
@@ -454,6 +452,8 @@ class TxnContext:
             if again:
                 self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
             self.settle_if_possible()
+            if len(ids) == 1 and self.may_be_small and not (cumulative or self.local.ending):
+                self.local.acks = self._parts().outbox.more_acks(info, ids[0][0])
 
     @contextmanager
     def taking_back(self) -> Iterator[None]:
@@ -483,9 +483,7 @@ class TxnContext:
                 self.ensure_large(rows=own is None or own.too_large or not self.holds_rows)
 
     def settle_if_possible(self) -> None:
-        """Stage what has become too large. It is taken already: what fails here, the next
-        operation or the commit tries again, and tells of.
-        """
+        """Stage what has become too large; what fails is tried again, and told, by what follows."""
         if self.unsettled:
             with suppress(StorageFullError, UnavailableError):
                 self.settle()
@@ -557,6 +555,8 @@ class TxnContext:
         is nothing; the transaction has ended then, for its snapshot holds by itself. Under the
         lock.
         """
+        if self.local.acks is not None:
+            self.local.withdraw()
         commit = None if self._own is None else self._own.commit()
         if commit is not None:
             self.local.move(Local.COMMITTING)

@@ -45,6 +45,7 @@ from concurrent.futures import Future
 from typing import ClassVar, Final
 
 from txnkv.coordinator import ShieldedFuture, Timestamp, TxnState
+from txnkv.core import AckRun
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import new_baton, new_rlock
 from txnkv.tables import SmallWrites
@@ -205,6 +206,7 @@ class LocalState:
         commit_ts: of a small one that committed.
         reason, error: why it was aborted, and the name of a class of errors.
         hand: its rows, while single calls go straight to them.
+        acks: a run of them, while single calls go straight to it.
     """
 
     commit_called = is_over = False
@@ -218,6 +220,7 @@ class LocalState:
     reason: str | None = None
     error: str | None = None
     hand: SmallWrites | None = None
+    acks: AckRun | None = None
 
     def __init__(self, *, stored: bool) -> None:
         self.lock = new_rlock()
@@ -252,6 +255,9 @@ class LocalState:
         if self.hand is not None:
             self.hand.withdraw()
             self.hand = None
+        if self.acks is not None:
+            self.acks.withdraw()
+            self.acks = None
         self.at = to
         if to is Local.STORED:
             self.stored = True
@@ -276,10 +282,12 @@ class LocalState:
             )
 
     def withdraw(self) -> None:
-        """Have single calls ask again whether they may go straight to the rows."""
-        if self.hand is not None:
-            self.hand.withdraw()
-            self.hand = None
+        """Have single calls ask again whether they may go straight to the rows, or the acks."""
+        hand, acks, self.hand, self.acks = self.hand, self.acks, None, None
+        if hand is not None:
+            hand.withdraw()
+        if acks is not None:
+            acks.withdraw()
 
     def settle(
         self, attempt: Attempt, stamp: Timestamp | None, error: BaseException | None = None

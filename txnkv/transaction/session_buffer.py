@@ -292,6 +292,8 @@ class SessionRows:
         context.local.require_more("acknowledge")
         info, ids = acks_of(connection, subscription, message)
         context.acknowledge(info, ids, cumulative=cumulative)
+        if not connection.is_open:
+            context.local.withdraw()
         context.instance.coordinator.metrics.messages_acked.value += len(ids)
         self.acked += len(ids)
 

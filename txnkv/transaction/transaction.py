@@ -63,8 +63,7 @@ class Transaction(Closing):
         self, connection: Connection, context: TxnContext, *, joined: bool, keepalive: bool
     ) -> None:
         self.connection, self.context = connection, context
-        self._rows = SessionRows(NO_LIMIT)  # of single calls
-        self._joined, self._keepalive = joined, keepalive
+        self._rows, self._joined, self._keepalive = SessionRows(NO_LIMIT), joined, keepalive
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
         if joined:
@@ -186,10 +185,9 @@ class Transaction(Closing):
             InvalidTxnStateError: it is still open, or was aborted (as the error that says why).
         """
         self.connection.require_open()
-        if not commit_protocols.is_complete(self.context):
-            return False
-        self._stop_heart()
-        return True
+        if done := commit_protocols.is_complete(self.context):
+            self._stop_heart()
+        return done
 
     @shielded
     def commit_async(self) -> Future[Timestamp]:
@@ -384,7 +382,10 @@ class Transaction(Closing):
 
     def ack(self, subscription: AnySubscription, message: Acknowledged) -> None:
         """Acknowledge a message, its id, or a list of them; see `Session.ack`."""
-        self._rows.acknowledge(self.connection, self.context, subscription, message, False)
+        if (acks := self.context.local.acks) is not None and acks.take(subscription, message):
+            self._rows.acked += 1
+        else:
+            self._rows.acknowledge(self.connection, self.context, subscription, message, False)
 
     def ack_cumulative(self, subscription: AnySubscription, message: Acknowledged) -> None:
         """Acknowledge all messages up to this one; see `Session.ack_cumulative`."""
@@ -484,9 +485,8 @@ class Transaction(Closing):
     # -- inside ------------------------------------------------------------------------
 
     def _before_read_of(self, table: AnyTable) -> tuple[TableEngine, TableInfo, ReadView]:
-        info, view = self.connection.table_info(table), self._view()
-        engine = self.context.instance.engine
-        return engine, engine.at(info, view.snapshot), view
+        info, engine = self.connection.table_info(table), self.context.instance.engine
+        return engine, engine.at(info, (view := self._view()).snapshot), view
 
     def _view(self) -> ReadView:
         self._flush_first()

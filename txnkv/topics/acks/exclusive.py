@@ -20,20 +20,21 @@ Lock order: the write lock of status.db, then `lock`, under which nothing is rea
 from __future__ import annotations
 
 import heapq
-import os
+import threading
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
-from weakref import WeakSet
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import apsw
 
-from txnkv.errors import ClosedError
-from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded_unless
+from txnkv.core import AckRun, Delivery
+from txnkv.metrics import Counter
+from txnkv.storage import Store, clock, lengthy, new_rlock
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, conflict, refuse
+from txnkv.topics.messages import Message
 from txnkv.topics.ranges import Acked, Held, Ranges, in_the_way
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
@@ -66,10 +67,13 @@ class Exclusive:
         gaps: by partition id: what a reader has seen not to be messages.
         pieces: by partition id and offset of a large message, where its other pieces are.
         redelivered: by partition id and offset, how often, of messages that came back.
+        delivery: messages that need no look before they are given. What makes one deliverable, or
+            not, withdraws it first: an ack by an `AckRun` comes without the lock.
     """
 
-    def __init__(self, store: Store, info: SubscriptionInfo) -> None:
+    def __init__(self, store: Store, info: SubscriptionInfo, delivered: Counter) -> None:
         self.lock = new_rlock()
+        self.delivery = Delivery(store.runtime, delivered, threading.main_thread().ident or 0)
         self.info = info
         self._store = store
         self._number: int | None = None
@@ -114,11 +118,17 @@ class Exclusive:
                 if before != self._changes:
                     continue  # what was read may be older than what came here meanwhile
                 self._changes += 1
-                if found is not None and version != _GONE:
-                    self._adopt(found)
+                if found is not None:
+                    self.delivery.withdraw(_ALL)
+                    if version != _GONE:
+                        self._adopt(found)
                 self.version = version
-                self._number = number
+                self._know(number)
                 return
+
+    def _know(self, number: int | None) -> None:
+        self._number = number
+        self.delivery.know(number)
 
     @property
     def gone(self) -> bool:
@@ -149,6 +159,7 @@ class Exclusive:
         """See what came back since the last look, inside of a write to status.db."""
         found = self._read_returned(cur)
         with self.lock:
+            self.delivery.withdraw(_ALL)
             self._adopt_returned(found)
 
     def _adopt(self, found: _Found) -> None:
@@ -223,6 +234,7 @@ class Exclusive:
     def give_back(self, partition_id: int, first: int, last: int, delay: float = 0.0) -> None:
         """Let [first, last) be delivered again, as far as it is not deleted by then."""
         with self.lock:
+            self.delivery.withdraw(_ALL)
             if delay > 0:
                 when = clock.monotonic_micros() + int(delay * 1e6)
                 for offset in range(first, last):
@@ -268,6 +280,16 @@ class Exclusive:
             found.remove(below, _ALL)
             return found.minus(self.cursors[partition_id].deleted)
 
+    def offer(self, number: int, ready: deque[Message]) -> None:
+        """Have the messages of a partition that are ready given without a look, if all of them are
+        to be given next.
+        """
+        id = self.info.topic.partitions[number]
+        with self.lock:
+            back = self._later or any(self._back.values())
+            if not back and self.first_taken(id, ready[0].offset, _ALL) is None:
+                self.delivery.offer(number, ready, len(ready))
+
     def mark(self, partition_id: int) -> int:
         """Return the offset below which all is deleted."""
         return self.cursors[partition_id].mark
@@ -282,6 +304,7 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
+            self.delivery.withdraw(offsets[-1] + 1)
             if len(offsets) == 1 and self._is_free(partition_id, first := offsets[0]):
                 for into in (own, self.pending[partition_id]):
                     into.add(first, first + 1)
@@ -291,6 +314,26 @@ class Exclusive:
             refuse(self.info, number, wanted, taken, deleted=deleted, own=own)
             own.update(wanted)
             self.pending[partition_id].update(wanted)
+
+    def more(self, own: Ranges, number: int, deadline: int | None, *about: Any) -> AckRun | None:
+        """The run of acks that comes behind all acks so far; None where it is not plain.
+
+        Args:
+            own: what its transaction has of the partition.
+            number: of the partition.
+            deadline: of the transaction.
+            about: a counter, what the consumer has as `info`, and the end of its messages.
+        """
+        counter, info, end = about
+        id = self.info.topic.partitions[number]
+        with self.lock:
+            cursor, pending = self.cursors[id], self.pending[id]
+            begin = max(cursor.mark, cursor.deleted.end, pending.end, self._position(id))
+            if id in self._foreign or begin >= end:
+                return None
+            where = info.messages, number, begin, end
+            sets = own.bounds, pending.bounds
+            return AckRun(self.delivery, counter, info, where, *sets, clock, deadline)
 
     def _is_free(self, partition_id: int, offset: int) -> bool:
         """Tell whether it is seen at once that nobody has acknowledged a message."""
@@ -315,6 +358,7 @@ class Exclusive:
         partition_id = self.info.topic.partitions[number]
         with self.lock:
             for first, _ in self.unseen(partition_id, below):
+                self.delivery.withdraw(_ALL)
                 self._back[partition_id].add(first, below)
                 why = "came back from another transaction, and was not received since"
                 raise conflict(self.info, number, first, why)
@@ -332,6 +376,7 @@ class Exclusive:
         """Leave those of `wanted` that a plain ack gets; keep them until its commit ends."""
         with self.lock:
             for partition_id, ranges in wanted.items():
+                self.delivery.withdraw(ranges.end)
                 pending = self.pending[partition_id]
                 ranges.difference_update(pending)
                 ranges.remove(0, self._position(partition_id))
@@ -347,6 +392,7 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
+            self.delivery.withdraw(offset + 1)
             self.require_seen(number, offset + 1)
             others, mine = self.pending[partition_id].minus(own), Ranges(own)
             by, position = self._positions.get(partition_id, (owner, 0))
@@ -363,6 +409,7 @@ class Exclusive:
             False, and nothing was taken: an ack is pending there.
         """
         with self.lock:
+            self.delivery.withdraw(_ALL)
             taken = self.pending[partition_id] or partition_id in self._positions
             if taken or any(held.get(partition_id) for held in self._holds.values()):
                 return False
@@ -372,6 +419,7 @@ class Exclusive:
     def begin_anew(self, partition_id: int) -> None:
         """Nothing of a partition was delivered yet: its cursor was moved."""
         with self.lock:
+            self.delivery.withdraw(_ALL)
             self._back[partition_id] = Ranges()
             self._unseen.pop(partition_id, None)
             self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
@@ -380,6 +428,7 @@ class Exclusive:
     def release(self, owner: object, acked: Acked) -> None:
         """Release what `take` and `take_position` took: it is not pending any more."""
         with self.lock:
+            self.delivery.withdraw(0)
             for partition_id, ranges in acked.held.items():
                 self.pending[partition_id].difference_update(ranges)
             for partition_id in acked.positions:
@@ -447,6 +496,7 @@ class Exclusive:
         """
         with self.lock:
             self._changes += 1
+            self.delivery.withdraw(0)
             for partition_id, ranges in deleted.items():
                 cursor = self.cursors[partition_id]
                 counts = self.redelivered[partition_id]
@@ -462,18 +512,19 @@ class Exclusive:
                 for offset in [at for at in pieces if at < cursor.mark]:
                     del pieces[offset]
             if number is not None and self._number == number:
-                self._number = number + 2
+                self._know(number + 2)
 
     def unsure(self) -> None:
         """A commit broke off: what status.db has is to be read again."""
         with self.lock:
-            self._number = None
+            self._know(None)
             self.version = -1
             self._unbroken = set()
 
     def hold(self, id: int, acked: Acked) -> None:
         """An attempt of a run had these; they are not delivered while the run goes on."""
         with self.lock:
+            self.delivery.withdraw(_ALL)
             kept = self._holds.setdefault(id, {})
             for partition_id, ranges in acked.whole(self.mark).items():
                 kept.setdefault(partition_id, Ranges()).update(ranges)
@@ -481,6 +532,7 @@ class Exclusive:
     def end_hold(self, id: int) -> None:
         """The run has ended."""
         with self.lock:
+            self.delivery.withdraw(_ALL)
             for partition_id, ranges in self._holds.pop(id, {}).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
@@ -488,113 +540,36 @@ class Exclusive:
     def return_all(self, acked: Acked) -> None:
         """A transaction is aborted: what it had is delivered again."""
         with self.lock:
+            self.delivery.withdraw(_ALL)
             for partition_id, ranges in acked.whole(self.mark).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
 
 
-class Owner(Protocol):
-    """The acks of a transaction of this process."""
-
-    def move_out(self, state: Exclusive) -> None:
-        """Have acks go on in status.db: the consumer gives up its place."""
-
-    def expire(self) -> None:
-        """Give back what is held long past the transaction's deadline."""
-
-
-class LocalSubscriptions:
-    """The subscriptions that this process remembers something of. Shared by threads.
+@dataclass
+class HeldAcks(Acked):
+    """The acknowledgements of one transaction in one subscription.
 
     Attributes:
-        consumers: numbers of this process's consumers that are open.
-        ends: by partition id: an offset below which all is decided.
+        info: the subscription.
+        state: in whose memory they are; None: in status.db, or nowhere yet.
+        version: of `state`, before the first of them was taken.
+        deleted: what the commit deletes, of those in memory.
+        number: the change number when it was written.
     """
 
-    def __init__(self) -> None:
-        self._lock = new_lock()
-        self._states: dict[int, Exclusive] = {}
-        self._owners: dict[int, WeakSet[Owner]] = {}
-        self.consumers: set[int] = set()
-        self.ends: dict[int, int] = {}
+    info: SubscriptionInfo = field(kw_only=True)
+    state: Exclusive | None = field(kw_only=True)
+    version: int | None = None
+    deleted: Held = field(default_factory=dict)
+    number: int | None = None
 
-    def open(self, state: Exclusive) -> None:
-        """Remember an exclusive one, whose consumer is here from now on."""
-        with self._lock:
-            self._states[state.info.id] = state
-            self._owners[state.info.id] = WeakSet()
-
-    def close(
-        self, info: SubscriptionInfo, consumer: int
-    ) -> tuple[Exclusive | None, list[Owner]] | None:
-        """Forget a consumer's subscription; what there was, and whose acks are in it.
-
-        Returns:
-            None for a consumer that was closed before.
-        """
-        with self._lock:
-            if consumer not in self.consumers:
-                return None
-            if info.leased:
-                return None, []
-            return self._states.pop(info.id, None), list(self._owners.pop(info.id, ()))
-
-    def exclusive(self, id: int, owner: Owner | None = None) -> Exclusive | None:
-        """Return the state of an exclusive one; None if its consumer is elsewhere.
-
-        Args:
-            id: of the subscription.
-            owner: whose acks are to be there.
-        """
-        with self._lock:
-            found = self._states.get(id)
-            if found is not None and owner is not None:
-                self._owners[id].add(owner)
-            return found
-
-    def expire(self, id: int) -> None:
-        """Give back what transactions of this process hold that are long past their deadline."""
-        with self._lock:
-            owners = list(self._owners.get(id, ()))
-        for owner in owners:
-            owner.expire()
-
-    def end_hold(self, id: int) -> None:
-        """A `client.run` has ended."""
-        with self._lock:
-            states = list(self._states.values())
-        for state in states:
-            state.end_hold(id)
-
-
-class Hold:
-    """The messages that attempts of one `client.run` have acknowledged, and failed with.
-
-        attempt 1   ack(m) ... conflict: aborted      m is not delivered: attempt 2 works on it
-        attempt 2   ack(m) ... committed              m is deleted
-        run is over                                   what no attempt deleted is delivered again
-
-    `release` ends the run; so it ends when this is dropped.
-
-    Attributes:
-        id: of the run.
-        where: the places where acks of it are kept.
-    """
-
-    def __init__(self, store: Store, local: LocalSubscriptions) -> None:
-        self.id = int.from_bytes(os.urandom(7), "big") + 1
-        self.where: set[Literal["memory", "status"]] = set()
-        self._over = WhenDropped(self, _end, store, local, self.id, self.where)
-
-    @shielded_unless(lambda self: not self.where)
-    def release(self) -> None:
-        """The run is over. Twice is fine."""
-        self._over()
-
-
-def _end(store: Store, local: LocalSubscriptions, id: int, where: set[str]) -> None:
-    if "memory" in where:
-        local.end_hold(id)
-    if "status" in where:
-        with suppress(ClosedError), store.status.write(sync=False) as cur:
-            ack_rows.end_hold(cur, id)
+    def remember(self, named: dict[int, list[int]], *, cumulative: bool) -> None:
+        """Take messages in that nothing refuses."""
+        for number, offsets in named.items():
+            partition_id = self.info.topic.partitions[number]
+            if cumulative:
+                last = self.positions.get(partition_id, 0)
+                self.positions[partition_id] = max(last, offsets[-1] + 1)
+            for offset in () if cumulative else offsets:
+                self.ranges(partition_id).add(offset, offset + 1)

@@ -10,6 +10,6 @@ transaction_acks    the acks of one transaction, in memory or in rows, from the 
 
 from txnkv.topics.delivery.key_shared import KeySharedReader
 from txnkv.topics.delivery.leases import LeaseReader
-from txnkv.topics.delivery.redelivery import ExclusiveReader, Standby
-from txnkv.topics.delivery.subscriptions import Subscriptions
+from txnkv.topics.delivery.redelivery import ExclusiveReader
+from txnkv.topics.delivery.subscriptions import Belongings, Standby, Subscriptions
 from txnkv.topics.delivery.transaction_acks import TransactionAcks, refuse

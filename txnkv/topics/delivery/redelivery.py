@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txnkv.errors import OffsetOutOfRangeError
-from txnkv.storage import clock, new_rlock
+from txnkv.storage import new_rlock
 from txnkv.topics.acks import NONE, Exclusive
 from txnkv.topics.messages import Message
 from txnkv.topics.ranges import Ranges
@@ -219,6 +219,11 @@ class PartitionSource:
             room -= found[-1].nbytes
         return found
 
+    def offer(self) -> None:
+        """Have those that are ready given without a look, as far as they need none."""
+        if self._ready and self._state is not None:
+            self._state.offer(self.partition.number, self._ready)
+
     @property
     def ready(self) -> Sequence[Message]:
         """The messages that are ready, in order."""
@@ -329,6 +334,9 @@ class CommitSource(PartitionSource):
         for message in found:
             self._given.add(message.offset, message.offset + 1)
         return found
+
+    def offer(self) -> None:
+        """See `PartitionSource`: each is noted as it is given."""
 
     def restart(self, offset: int) -> None:
         """See `PartitionSource`."""
@@ -450,7 +458,7 @@ class ExclusiveReader(DeliveryReader):
     @property
     def pending(self) -> bool:
         """See `DeliveryReader`."""
-        return any(source.is_pending(self._ends) for source in self._sources)
+        return any(source.is_pending(self._ends) for source in tuple(self._sources))
 
     def stirred(self) -> bool:
         """See `DeliveryReader`."""
@@ -468,12 +476,28 @@ class ExclusiveReader(DeliveryReader):
         ends.look()
         return any(source.may_have_new(ends) for source in tuple(self._sources))
 
+    def take(self, most: int) -> list[Message]:
+        """See `DeliveryReader`. Where partitions need not take turns, those that are ready behind a
+        single one may be given without a look.
+        """
+        self._state.delivery.end()
+        found = super().take(most)
+        if most == 1 and not self._ready and len(self._sources) == 1:
+            self._sources[0].offer()
+        return found
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """See `DeliveryReader`."""
+        self._state.delivery.end()
+        super().put_back(messages)
+
     def _is_mine(self, message: Message) -> bool:
         partition_id = self._state.info.topic.partitions[message.partition]
         return self._state.deliverable(partition_id, message.offset)
 
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`."""
+        self._state.delivery.end()
         super().seek(number, offset)
         for source in self._sources:
             if source.partition.number == number:
@@ -570,31 +594,3 @@ def read_range(
     reader = OffsetReader(topics, partition, first, isolation, _BACK_BYTES, skip_lost=True)
     for rows in reader.batches(last, AHEAD):
         yield from topics.messages_of(partition, rows)
-
-
-_LOOK: Final = 200_000
-"""Microseconds between two looks for a consumer that died."""
-
-
-class Standby:
-    """The reader of a consumer without the place: there is nothing to be read."""
-
-    pending = False
-
-    def __init__(self) -> None:
-        self._next_look = 0
-
-    def stirred(self) -> bool:
-        """The consumer that has the place may have died."""
-        return clock.monotonic_micros() >= self._next_look
-
-    def take(self, most: int) -> list[Message]:
-        """Nothing; the place was looked at just now."""
-        self._next_look = clock.monotonic_micros() + _LOOK
-        return []
-
-    def seek(self, number: int, offset: int) -> None:
-        """Nothing was read."""
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Nothing was given."""

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
-from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, as_index, as_offsets
-from txnkv.storage import READ_OTHERWISE, declare_fault_point, fault_point
+from txnkv.errors import (
+    ClosedError,
+    InvalidTxnStateError,
+    OffsetOutOfRangeError,
+    as_index,
+    as_offsets,
+)
+from txnkv.storage import READ_OTHERWISE, clock, declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
 from txnkv.topics.delivery.key_shared import (
@@ -25,7 +32,9 @@ from txnkv.topics.delivery.key_shared import (
     read_all_again,
     remove_dead_sharers,
 )
+from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.delivery.transaction_acks import KIND
+from txnkv.topics.messages import Message
 from txnkv.topics.read import bounds
 from txnkv.topics.subscription_catalog import (
     FAILOVER,
@@ -328,7 +337,8 @@ class Subscriptions:
 
     def _opened(self, info: SubscriptionInfo, place: Place) -> None:
         if not info.leased:
-            self._topics.local.open(Exclusive(self._store, info))
+            counted = self._topics.coordinator.metrics.messages_delivered
+            self._topics.local.open(Exclusive(self._store, info, counted))
 
     def close(self, info: SubscriptionInfo, place: Place) -> None:
         """The consumer ends; acks of small transactions go on in status.db."""
@@ -409,3 +419,53 @@ class SubscriptionParticipants(Participants):
         with self._store.status.write() as cur:
             ack_rows.give_back(cur, self._store, row.txn_id)
         fault_point("acks.returned")
+
+
+_LOOK: Final = 200_000
+"""Microseconds between two looks for a consumer that died."""
+
+
+class Standby:
+    """The reader of a consumer without the place: there is nothing to be read."""
+
+    pending = False
+
+    def __init__(self) -> None:
+        self._next_look = 0
+
+    def stirred(self) -> bool:
+        """The consumer that has the place may have died."""
+        return clock.monotonic_micros() >= self._next_look
+
+    def take(self, most: int) -> list[Message]:
+        """Nothing; the place was looked at just now."""
+        self._next_look = clock.monotonic_micros() + _LOOK
+        return []
+
+    def seek(self, number: int, offset: int) -> None:
+        """Nothing was read."""
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Nothing was given."""
+
+
+class Belongings:
+    """The place and leases that a consumer has, and gives up when it is closed or dropped."""
+
+    def __init__(self, subscriptions: Subscriptions, info: SubscriptionInfo) -> None:
+        self._subscriptions = subscriptions
+        self._info = info
+        self.place: Place | None = None
+        self.leases: LeaseReader | None = None
+
+    def close(self) -> None:
+        with suppress(ClosedError):  # the store went first, and with this process's slot the place
+            if self.leases is not None:
+                self.leases.close()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the next one have the place."""
+        place, self.place = self.place, None
+        if place is not None:
+            self._subscriptions.close(self._info, place)

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import apsw
 
 from txnkv.coordinator import Timestamp, TxnRow, TxnState, status_table
+from txnkv.core import AckRun
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
@@ -42,46 +43,17 @@ from txnkv.storage import (
     new_rlock,
 )
 from txnkv.topics import subscription_catalog
-from txnkv.topics.acks import Acked, Exclusive, Held, Hold, Holder, ack_rows
+from txnkv.topics.acks import Exclusive, Held, HeldAcks, Holder, ack_rows
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import bounds
 from txnkv.topics.subscription_catalog import MANY, SubscriptionInfo
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Hold, Topics
 
 KIND: Final = "subscription"
 _GRACE: Final = 1_000_000
 """Microseconds after a deadline by which a commit that was in time is over."""
 
 declare_fault_point("acks.registered", "acks of a transaction are pending in status.db")
-
-
-@dataclass
-class HeldAcks(Acked):
-    """The acknowledgements of one transaction in one subscription.
-
-    Attributes:
-        info: the subscription.
-        state: in whose memory they are; None: in status.db, or nowhere yet.
-        version: of `state`, before the first of them was taken.
-        deleted: what the commit deletes, of those in memory.
-        number: the change number when it was written.
-    """
-
-    info: SubscriptionInfo = field(kw_only=True)
-    state: Exclusive | None = field(kw_only=True)
-    version: int | None = None
-    deleted: Held = field(default_factory=dict)
-    number: int | None = None
-
-    def remember(self, named: dict[int, list[int]], *, cumulative: bool) -> None:
-        """Take messages in that nothing refuses."""
-        for number, offsets in named.items():
-            partition_id = self.info.topic.partitions[number]
-            if cumulative:
-                last = self.positions.get(partition_id, 0)
-                self.positions[partition_id] = max(last, offsets[-1] + 1)
-            for offset in () if cumulative else offsets:
-                self.ranges(partition_id).add(offset, offset + 1)
 
 
 class TransactionAcks:
@@ -171,6 +143,17 @@ class TransactionAcks:
                 self._register(acks, named, cumulative=cumulative, again=again)
             else:
                 self._take(acks, acks.state, named, cumulative=cumulative)
+
+    def more(self, info: SubscriptionInfo, number: int) -> AckRun | None:
+        """The run of acks that follows in a partition; see `Exclusive.more`."""
+        with self._guard:
+            acks = self._acks[info.id]
+            if acks.state is None or info.reads_otherwise:
+                return None
+            own = acks.ranges(id := acks.info.topic.partitions[number])
+            counter = self._topics.coordinator.metrics.messages_acked
+            about = counter, info, self._topics.local.ends.get(id, 0)
+            return acks.state.more(own, number, self._row.deadline, *about)
 
     def _of(self, info: SubscriptionInfo) -> HeldAcks:
         found = self._acks.get(info.id)
@@ -407,6 +390,7 @@ class TransactionAcks:
         hears of it at its next ack, or its commit.
         """
         with self._guard:
+            state.delivery.withdraw(0)
             moved = self._in_memory(state)
             if self._ended or not self._transactional or not moved:
                 return
