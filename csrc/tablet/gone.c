@@ -1,7 +1,6 @@
 #include "tablet/gone.h"
 
 #include <stdbool.h>
-#include <string.h>
 
 #include "codec/hash.h"
 #include "codec/keys_inline.h"
@@ -20,7 +19,7 @@ static gone_range_t *place_of(gone_t *gone, slice_t low) {
 
 static bool is_for(const gone_range_t *range, slice_t low, uint64_t snapshot) {
     return range->stamp != 0 && range->stamp <= snapshot && range->low_len == low.len &&
-           memcmp(range->low, low.data, low.len) == 0;
+           compare_bytes(range->low, low.data, low.len) == 0;
 }
 
 static void set_end(gone_range_t *range, slice_t end) {

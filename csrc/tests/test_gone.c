@@ -122,6 +122,8 @@ static void check_noted(void) {
     EXPECT(gone_end(&gone, memory, low, 8, 9, end) == UINT32_MAX);
     for (uint32_t i = 0; i < 5000; i++) put(memory, 399, 10 + i, ROW);
     EXPECT(gone_end(&gone, memory, low, 8, 9, end) == -1); /* more than are looked at */
+    gone_note(&gone, mem_row_set_newest(memory), NULL, 0, key, 8, 9); /* from the first row on */
+    EXPECT(gone_end(&gone, memory, NULL, 0, 9, end) == 8);
     uint8_t large[GONE_KEY_BYTES + 1] = {0};
     gone_note(&gone, newest, large, sizeof large, NULL, 0, 9);
     EXPECT(gone_end(&gone, memory, large, sizeof large, 9, end) == -1);
