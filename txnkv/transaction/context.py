@@ -439,7 +439,7 @@ class TxnContext:
         with self.lock:
             self.require_open("acknowledge")
             self.settle()
-            self.touched = True
+            follows, self.touched = self.touched, True
             again = (call := (info.id, ids, cumulative)) in self._unsure_acks
             try:
                 self._parts().outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
@@ -452,7 +452,7 @@ class TxnContext:
             if again:
                 self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
             self.settle_if_possible()
-            if len(ids) == 1 and self.may_be_small and not (cumulative or self.local.ending):
+            if follows and len(ids) == 1 and self.may_be_small and not self.local.ending:
                 self.local.acks = self._parts().outbox.more_acks(info, ids[0][0])
 
     @contextmanager
