@@ -298,6 +298,16 @@ def test_python_calls_of_messages(client: txnkv.Client, table: txnkv.Table) -> N
     made = calls(pass_on)
     told("Python calls of a hundred messages that are passed on", made, 730)
 
+    def one_by_one() -> None:
+        with client.transaction() as txn:
+            for _ in range(100):
+                message = source.receive(timeout=0)
+                assert message is not None
+                txn.ack(source, message)
+
+    one_by_one()
+    told("Python calls of a hundred messages, one by one", calls(one_by_one), 540)
+
 
 def calls(do: Callable[[], object]) -> list[str]:
     """Return the Python functions that a call enters, the least of a few tries."""
