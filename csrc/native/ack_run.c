@@ -1,37 +1,43 @@
 /* Acknowledgements of one transaction, of one message after the other, in memory alone:
  * topics/delivery/transaction_acks.py.
  *
- *     run = AckRun(delivery, counter, info, where, own, pending, clock, deadline)
+ *     run = AckRun(delivery, counter, info, where, own, pending, clock, deadline, more)
  *     run.take(subscription, message) -> bool    False: nothing was done, Python does it
- *     run.withdraw()                             no more
+ *     run.withdraw()                             no more, nor by those behind
  *
  * `info` is what the subscription has as `info`; `where` the topic and partition of its messages and
  * the offsets [begin, end) of which none was done with when the run was offered; `own` and `pending`
  * are sets of offsets of the partition, each a list of where its ranges begin and one of where they
  * end (topics/ranges.py): what this transaction has, and what all in this process have. The clock is
- * a module with `monotonic_micros`, the deadline of the transaction such a time or None.
+ * a module with `monotonic_micros`, the deadline of the transaction such a time or None. `more` is the
+ * run that was offered before, of another partition mostly, or None: what is not of this one may be of
+ * that.
  *
  * A message behind all that is pending is free: it goes to the end of both sets in one step under the
  * GIL, so that no signal and no thread finds it in one of them. What else would make it taken raises
  * the epoch of the delivery. */
 #include "native/delivery.h"
 
+enum { MOST = 16 /* runs behind each other */ };
 enum { OWN_BEGIN, OWN_END, PENDING_BEGIN, PENDING_END, LISTS };
 
 typedef struct {
     PyObject_HEAD
     PyObject *delivery, *counter, *info, *clock; /* NULL: it was withdrawn */
     PyObject *lists[LISTS];
+    PyObject *more; /* a run of another place, or NULL */
     PyObject *value_name, *info_name, *clock_name;
     uint64_t deadline, epoch;
     long long topic, partition, begin, end;
     bool is_timed;
 } run_t;
 
-static void run_withdraw(run_t *self) {
-    PyObject *had[] = {self->delivery, self->counter, self->info, self->clock};
+/* Where `all` are meant, those behind it too. */
+static void run_withdraw(run_t *self, bool all) {
+    PyObject *had[] = {self->delivery, self->counter, self->info, self->clock, self->more};
     PyObject *lists[LISTS];
-    self->delivery = self->counter = self->info = self->clock = NULL;
+    if (all && self->more != NULL) run_withdraw((run_t *)self->more, true);
+    self->delivery = self->counter = self->info = self->clock = self->more = NULL;
     for (int i = 0; i < LISTS; i++) {
         lists[i] = self->lists[i];
         self->lists[i] = NULL;
@@ -109,6 +115,17 @@ static int take(const run_t *self, long long at) {
     return done;
 }
 
+static bool is_of(const run_t *self, const message_place_t *place) {
+    return place->partition == self->partition && place->topic == self->topic;
+}
+
+/* Whether all is as it was when the run was offered, and a message may be taken. */
+static bool is_free(const run_t *self, const message_place_t *place) {
+    const delivery_t *delivery = (const delivery_t *)self->delivery;
+    if (delivery == NULL || delivery_epoch(delivery, self->partition) != self->epoch) return false;
+    return delivery_is_current(delivery) && delivery_has_given(delivery, place);
+}
+
 /* take(subscription, message) */
 static PyObject *run_take(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     run_t *self = (run_t *)object;
@@ -117,26 +134,23 @@ static PyObject *run_take(PyObject *object, PyObject *const *args, Py_ssize_t n)
         PyErr_SetString(PyExc_TypeError, "take() takes a subscription and a message");
         return NULL;
     }
-    if (self->delivery == NULL || !message_place(args[1], &place)) Py_RETURN_FALSE;
-    if (place.topic != self->topic || place.partition != self->partition) Py_RETURN_FALSE;
+    if (!message_place(args[1], &place)) Py_RETURN_FALSE;
+    while (self != NULL && !is_of(self, &place)) self = (run_t *)self->more;
+    if (self == NULL || self->delivery == NULL) Py_RETURN_FALSE;
     if (place.offset < self->begin || place.offset >= self->end) Py_RETURN_FALSE;
-    const int is_ready = is_meant(self, args[0]);
-    if (is_ready < 0) return NULL;
+    PyObject *kept = Py_NewRef((PyObject *)self); /* others may take it out of the row of runs */
+    int done = is_meant(self, args[0]);
     /* From here on no code of Python's runs. */
-    const delivery_t *delivery = (const delivery_t *)self->delivery;
-    if (is_ready == 0 || delivery == NULL || delivery_epoch(delivery) != self->epoch) {
-        Py_RETURN_FALSE;
-    }
-    if (!delivery_is_current(delivery) || !delivery_has_given(delivery, &place)) Py_RETURN_FALSE;
-    const int done = take(self, place.offset);
-    if (done < 0) return NULL;
+    if (done == 1 && !is_free(self, &place)) done = 0;
+    if (done == 1) done = take(self, place.offset);
     if (done == 1) count_one(self->counter, self->value_name);
-    return PyBool_FromLong(done);
+    Py_DECREF(kept);
+    return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
 static PyObject *run_withdrawn(PyObject *object, PyObject *none) {
     (void)none;
-    run_withdraw((run_t *)object);
+    run_withdraw((run_t *)object, true);
     Py_RETURN_NONE;
 }
 
@@ -162,17 +176,38 @@ static bool take_names(run_t *self) {
     return self->value_name != NULL && self->info_name != NULL && self->clock_name != NULL;
 }
 
+/* Puts a run behind another, without those of the same place, and no more than look-ups are quick. */
+static void put_behind(run_t *self, PyObject *more) {
+    PyObject **at = &self->more;
+    *at = Py_NewRef(more);
+    for (int n = 1; *at != NULL; n++) {
+        run_t *other = (run_t *)*at;
+        const message_place_t place = {other->topic, other->partition, 0};
+        if (!is_of(self, &place) && n < MOST) {
+            at = &other->more;
+            continue;
+        }
+        *at = n < MOST ? other->more : NULL;
+        if (n < MOST) other->more = NULL;
+        Py_DECREF(other);
+    }
+}
+
 static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *delivery, *counter, *info, *own, *pending, *clock, *deadline;
+    PyObject *delivery, *counter, *info, *own, *pending, *clock, *deadline, *more;
     long long topic, partition, begin, end;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OOO(LLLL)OOOO:AckRun", &delivery, &counter, &info, &topic,
-                          &partition, &begin, &end, &own, &pending, &clock, &deadline)) {
+    if (!PyArg_ParseTuple(args, "OOO(LLLL)OOOOO:AckRun", &delivery, &counter, &info, &topic,
+                          &partition, &begin, &end, &own, &pending, &clock, &deadline, &more)) {
         return NULL;
     }
     const delivery_t *of = delivery_of(delivery);
     const uint64_t until = deadline == Py_None ? 0 : PyLong_AsUnsignedLongLong(deadline);
     if (of == NULL || PyErr_Occurred() != NULL) return NULL;
+    if (more != Py_None && Py_TYPE(more) != type) {
+        PyErr_SetString(PyExc_TypeError, "behind an AckRun stands another, or None");
+        return NULL;
+    }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     run_t *made = (run_t *)alloc(type, 0);
     if (made == NULL) return NULL;
@@ -182,19 +217,20 @@ static PyObject *run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     made->clock = Py_NewRef(clock);
     made->deadline = until;
     made->is_timed = deadline != Py_None;
-    made->epoch = delivery_epoch(of);
+    made->epoch = delivery_epoch(of, partition);
     made->topic = topic;
     made->partition = partition;
     made->begin = begin;
     made->end = end;
     if (!take_lists(made, own, pending) || !take_names(made)) Py_CLEAR(made);
+    if (made != NULL && more != Py_None) put_behind(made, more);
     return (PyObject *)made;
 }
 
 static void run_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     run_t *self = (run_t *)object;
-    run_withdraw(self);
+    run_withdraw(self, false);
     Py_XDECREF(self->value_name);
     Py_XDECREF(self->info_name);
     Py_XDECREF(self->clock_name);

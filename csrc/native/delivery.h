@@ -11,8 +11,8 @@ typedef struct delivery delivery_t;
 /* The delivery that an object is, else NULL with an error set. */
 delivery_t *delivery_of(PyObject *object);
 
-/* Raised when acknowledgements that were offered before are to look again. */
-uint64_t delivery_epoch(const delivery_t *delivery);
+/* Raised when acknowledgements that were offered before in a partition are to look again. */
+uint64_t delivery_epoch(const delivery_t *delivery, long long partition);
 
 /* Whether the store is as the consumer knows it, in its process; and whether a message does not wait
  * to be given. */

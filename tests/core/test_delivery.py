@@ -40,10 +40,18 @@ class Consumer:
         self.pending = Ranges()
         self.now = 7
 
-    def run(self, own: Ranges, begin: int = 0, end: int = 100, deadline: int | None = 9) -> AckRun:
-        where, clock = (TOPIC, PARTITION, begin, end), SimpleNamespace(monotonic_micros=self.time)
+    def run(
+        self,
+        own: Ranges,
+        begin: int = 0,
+        end: int = 100,
+        deadline: int | None = 9,
+        partition: int = PARTITION,
+        more: AckRun | None = None,
+    ) -> AckRun:
+        where, clock = (TOPIC, partition, begin, end), SimpleNamespace(monotonic_micros=self.time)
         sets = own.bounds, self.pending.bounds
-        return AckRun(self.delivery, self.acked, self.info, where, *sets, clock, deadline)
+        return AckRun(self.delivery, self.acked, self.info, where, *sets, clock, deadline, more)
 
     def time(self) -> int:
         return self.now
@@ -96,11 +104,23 @@ def test_one_that_may_not_have_come_keeps_back_the_next() -> None:
     assert consumer.receive() == 3
 
 
-@pytest.mark.parametrize(("upto", "given"), [(0, 2), (2, 2), (3, None), (FOR_EVER, None)])
-def test_what_changes_messages_that_wait(upto: int, given: int | None) -> None:
+@pytest.mark.parametrize(
+    ("partition", "upto", "given"),
+    [
+        (PARTITION, 0, 2),
+        (PARTITION, 2, 2),
+        (PARTITION, 3, None),
+        (PARTITION + 16, 3, 2),
+        (None, 2, 2),
+        (None, FOR_EVER, None),
+    ],
+)
+def test_what_changes_messages_that_wait(
+    partition: int | None, upto: int, given: int | None
+) -> None:
     consumer = Consumer(1, 2)
     assert consumer.receive() == 1
-    consumer.delivery.withdraw(upto)
+    consumer.delivery.withdraw(partition, upto)
     assert consumer.receive() == given
 
 
@@ -120,6 +140,29 @@ def test_two_transactions_by_turns() -> None:
     assert [consumer.take(runs[n], 2) for n in (0, 1)] == [False, False]
     assert (list(one), list(two)) == ([(0, 1), (2, 3)], [(1, 2), (3, 4)])
     assert list(consumer.pending) == [(0, 4)]
+
+
+def test_acks_of_many_partitions_by_turns() -> None:
+    consumer, sets, run, others = Consumer(), [Ranges() for _ in range(20)], None, []
+    for partition in range(20):
+        run = consumer.run(sets[partition], partition=partition, more=run)
+        others.append(run)
+        consumer.pending = Ranges()
+    assert run is not None
+    assert [consumer.take(run, 5, partition=n) for n in range(20)] == [False] * 4 + [True] * 16
+    consumer.delivery.withdraw(7, 0)  # and 23, which is as good as the same
+    assert [consumer.take(run, 6, partition=n) for n in (6, 7, 8)] == [True, False, True]
+    own = Ranges()
+    run = consumer.run(own, partition=7, more=run)
+    assert [consumer.take(run, 7, partition=n) for n in (6, 7, 8)] == [True] * 3
+    assert not consumer.take(others[7], 9, partition=7)
+    assert [list(each) for each in (sets[6], sets[7], sets[8], own)] == [
+        [(5, 8)], [(5, 6)], [(5, 8)], [(7, 8)],
+    ]  # fmt: skip
+    consumer.delivery.withdraw(None, 0)
+    assert not any(consumer.take(run, 9, partition=n) for n in range(20))
+    run.withdraw()
+    assert not any(consumer.take(each, 50, partition=n) for n, each in enumerate(others))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +191,7 @@ def test_acks_that_look_first() -> None:
     consumer.memory[0] = 12
     assert refused(run)
     consumer.memory[0] = 10
-    consumer.delivery.withdraw(0)
+    consumer.delivery.withdraw(PARTITION, 0)
     assert refused(run)
     run = consumer.run(own, deadline=None)
     assert not run.take(object(), message(1))
@@ -196,11 +239,14 @@ def test_a_forked_child_gets_nothing() -> None:
         lambda c: Delivery(object(), c.delivered, 0),
         lambda c: c.delivery.offer(0, deque(), 1),
         lambda c: c.delivery.offer(0, deque([1]), 1),
-        lambda c: c.delivery.withdraw("x"),
+        lambda c: c.delivery.withdraw("x", 1),
+        lambda c: c.delivery.withdraw(1),
+        lambda c: c.delivery.withdraw(None, None),
         lambda c: c.delivery.know(-1),
         lambda c: c.run(SimpleNamespace(bounds=(1, 2))),
         lambda c: c.run(SimpleNamespace(bounds=None)),
-        lambda c: AckRun(c, c.acked, c.info, (1, 2, 3, 4), ([], []), ([], []), c, None),
+        lambda c: AckRun(c, c.acked, c.info, (1, 2, 3, 4), ([], []), ([], []), c, None, None),
+        lambda c: c.run(Ranges(), more=c),
         lambda c: c.run(Ranges()).take(c),
     ],
 )

@@ -167,9 +167,11 @@ class Outbox:
             )
         self._acks.add(info, ids, cumulative=cumulative, again=again)
 
-    def more_acks(self, info: SubscriptionInfo, number: int) -> AckRun | None:
+    def more_acks(
+        self, info: SubscriptionInfo, number: int, before: AckRun | None
+    ) -> AckRun | None:
         """The run of acks that follows what was acknowledged in a partition, if it may be one."""
-        return None if self._acks is None else self._acks.more(info, number)
+        return before if self._acks is None else self._acks.more(info, number, before)
 
     # -- small -------------------------------------------------------------------------
 

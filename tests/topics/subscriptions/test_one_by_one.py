@@ -128,7 +128,7 @@ def long_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]
 
     def switch(on: bool) -> None:
         monkeypatch.setattr(Exclusive, "offer", (lambda *_: None) if on else offer)
-        monkeypatch.setattr(Exclusive, "more", (lambda *_: None) if on else more)
+        monkeypatch.setattr(Exclusive, "more", (lambda *_, **__: None) if on else more)
 
     return switch
 

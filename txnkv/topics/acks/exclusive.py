@@ -119,7 +119,7 @@ class Exclusive:
                     continue  # what was read may be older than what came here meanwhile
                 self._changes += 1
                 if found is not None:
-                    self.delivery.withdraw(_ALL)
+                    self.delivery.withdraw(None, _ALL)
                     if version != _GONE:
                         self._adopt(found)
                 self.version = version
@@ -159,7 +159,7 @@ class Exclusive:
         """See what came back since the last look, inside of a write to status.db."""
         found = self._read_returned(cur)
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             self._adopt_returned(found)
 
     def _adopt(self, found: _Found) -> None:
@@ -234,7 +234,7 @@ class Exclusive:
     def give_back(self, partition_id: int, first: int, last: int, delay: float = 0.0) -> None:
         """Let [first, last) be delivered again, as far as it is not deleted by then."""
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             if delay > 0:
                 when = clock.monotonic_micros() + int(delay * 1e6)
                 for offset in range(first, last):
@@ -304,7 +304,7 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
-            self.delivery.withdraw(offsets[-1] + 1)
+            self.delivery.withdraw(number, offsets[-1] + 1)
             if len(offsets) == 1 and self._is_free(partition_id, first := offsets[0]):
                 for into in (own, self.pending[partition_id]):
                     into.add(first, first + 1)
@@ -315,25 +315,37 @@ class Exclusive:
             own.update(wanted)
             self.pending[partition_id].update(wanted)
 
-    def more(self, own: Ranges, number: int, deadline: int | None, *about: Any) -> AckRun | None:
-        """The run of acks that comes behind all acks so far; None where it is not plain.
+    def more(
+        self,
+        info: SubscriptionInfo,
+        number: int,
+        end: int,
+        own: Ranges,
+        before: AckRun | None,
+        *,
+        counter: Counter,
+        deadline: int | None,
+    ) -> AckRun | None:
+        """The run of acks that comes behind all acks so far, or where it is not plain that before.
 
         Args:
-            own: what its transaction has of the partition.
+            info: what the consumer has as `info`.
             number: of the partition.
+            end: of its messages.
+            own: what its transaction has of the partition.
+            before: the run that was offered before.
+            counter: of acks.
             deadline: of the transaction.
-            about: a counter, what the consumer has as `info`, and the end of its messages.
         """
-        counter, info, end = about
         id = self.info.topic.partitions[number]
         with self.lock:
             cursor, pending = self.cursors[id], self.pending[id]
             begin = max(cursor.mark, cursor.deleted.end, pending.end, self._position(id))
             if id in self._foreign or begin >= end:
-                return None
+                return before
             where = info.messages, number, begin, end
             sets = own.bounds, pending.bounds
-            return AckRun(self.delivery, counter, info, where, *sets, clock, deadline)
+            return AckRun(self.delivery, counter, info, where, *sets, clock, deadline, before)
 
     def _is_free(self, partition_id: int, offset: int) -> bool:
         """Tell whether it is seen at once that nobody has acknowledged a message."""
@@ -358,7 +370,7 @@ class Exclusive:
         partition_id = self.info.topic.partitions[number]
         with self.lock:
             for first, _ in self.unseen(partition_id, below):
-                self.delivery.withdraw(_ALL)
+                self.delivery.withdraw(None, _ALL)
                 self._back[partition_id].add(first, below)
                 why = "came back from another transaction, and was not received since"
                 raise conflict(self.info, number, first, why)
@@ -376,7 +388,7 @@ class Exclusive:
         """Leave those of `wanted` that a plain ack gets; keep them until its commit ends."""
         with self.lock:
             for partition_id, ranges in wanted.items():
-                self.delivery.withdraw(ranges.end)
+                self.delivery.withdraw(None, ranges.end)
                 pending = self.pending[partition_id]
                 ranges.difference_update(pending)
                 ranges.remove(0, self._position(partition_id))
@@ -392,7 +404,7 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
-            self.delivery.withdraw(offset + 1)
+            self.delivery.withdraw(number, offset + 1)
             self.require_seen(number, offset + 1)
             others, mine = self.pending[partition_id].minus(own), Ranges(own)
             by, position = self._positions.get(partition_id, (owner, 0))
@@ -409,7 +421,7 @@ class Exclusive:
             False, and nothing was taken: an ack is pending there.
         """
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             taken = self.pending[partition_id] or partition_id in self._positions
             if taken or any(held.get(partition_id) for held in self._holds.values()):
                 return False
@@ -419,7 +431,7 @@ class Exclusive:
     def begin_anew(self, partition_id: int) -> None:
         """Nothing of a partition was delivered yet: its cursor was moved."""
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             self._back[partition_id] = Ranges()
             self._unseen.pop(partition_id, None)
             self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
@@ -428,7 +440,7 @@ class Exclusive:
     def release(self, owner: object, acked: Acked) -> None:
         """Release what `take` and `take_position` took: it is not pending any more."""
         with self.lock:
-            self.delivery.withdraw(0)
+            self.delivery.withdraw(None, 0)
             for partition_id, ranges in acked.held.items():
                 self.pending[partition_id].difference_update(ranges)
             for partition_id in acked.positions:
@@ -496,7 +508,7 @@ class Exclusive:
         """
         with self.lock:
             self._changes += 1
-            self.delivery.withdraw(0)
+            self.delivery.withdraw(None, 0)
             for partition_id, ranges in deleted.items():
                 cursor = self.cursors[partition_id]
                 counts = self.redelivered[partition_id]
@@ -524,7 +536,7 @@ class Exclusive:
     def hold(self, id: int, acked: Acked) -> None:
         """An attempt of a run had these; they are not delivered while the run goes on."""
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             kept = self._holds.setdefault(id, {})
             for partition_id, ranges in acked.whole(self.mark).items():
                 kept.setdefault(partition_id, Ranges()).update(ranges)
@@ -532,7 +544,7 @@ class Exclusive:
     def end_hold(self, id: int) -> None:
         """The run has ended."""
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             for partition_id, ranges in self._holds.pop(id, {}).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
@@ -540,7 +552,7 @@ class Exclusive:
     def return_all(self, acked: Acked) -> None:
         """A transaction is aborted: what it had is delivered again."""
         with self.lock:
-            self.delivery.withdraw(_ALL)
+            self.delivery.withdraw(None, _ALL)
             for partition_id, ranges in acked.whole(self.mark).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)

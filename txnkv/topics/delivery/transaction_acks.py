@@ -144,16 +144,19 @@ class TransactionAcks:
             else:
                 self._take(acks, acks.state, named, cumulative=cumulative)
 
-    def more(self, info: SubscriptionInfo, number: int) -> AckRun | None:
+    def more(self, info: SubscriptionInfo, number: int, before: AckRun | None) -> AckRun | None:
         """The run of acks that follows in a partition; see `Exclusive.more`."""
         with self._guard:
             acks = self._acks[info.id]
             if acks.state is None or info.reads_otherwise:
-                return None
+                return before
             own = acks.ranges(id := acks.info.topic.partitions[number])
-            counter = self._topics.coordinator.metrics.messages_acked
-            about = counter, info, self._topics.local.ends.get(id, 0)
-            return acks.state.more(own, number, self._row.deadline, *about)
+            end = self._topics.local.ends.get(id, 0)
+            return acks.state.more(
+                info, number, end, own, before,
+                counter=self._topics.coordinator.metrics.messages_acked,
+                deadline=self._row.deadline,
+            )  # fmt: skip
 
     def _of(self, info: SubscriptionInfo) -> HeldAcks:
         found = self._acks.get(info.id)
@@ -390,7 +393,7 @@ class TransactionAcks:
         hears of it at its next ack, or its commit.
         """
         with self._guard:
-            state.delivery.withdraw(0)
+            state.delivery.withdraw(None, 0)
             moved = self._in_memory(state)
             if self._ended or not self._transactional or not moved:
                 return
