@@ -24,10 +24,10 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from txnkv.core import JSON, UUID, type_name, uuid_texts
+from txnkv.core import JSON, UUID, repeated, type_name, uuid_texts
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaChangedError, SchemaError
-from txnkv.tables import Normaliser, Schema
+from txnkv.tables import Normaliser, Schema, widened
 
 _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
     pa.bool_(): spark.BooleanType(),
@@ -144,6 +144,53 @@ def require_promised(table: str, now: Schema, promised: pa.Schema) -> None:
             f"table {table!r} was altered since Spark planned to read it: column {field.name!r} "
             f"{said}. Make the data frame or the query anew"
         )
+
+
+class FormerRows:
+    """Brings rows of a table of before it was altered into the columns that it has now. Picklable.
+
+    Args:
+        table: its name.
+        then, now: its schema when the rows were there, and the present one.
+        promised: what Spark expects; names of the present schema.
+    """
+
+    def __init__(self, table: str, then: Schema, now: Schema, promised: pa.Schema) -> None:
+        there = {id: name for name, id in then.ids.items()}
+        self._table = table
+        self._columns: list[tuple[pa.Field, str | None, Any]] = []
+        for field in promised:
+            name, found = field.name, now.stored(field.name, there)
+            former = None if found is None else there[found[0]]
+            own = pa.field(name, now.columns[name].type, field.nullable)
+            self._columns.append((own, former, now.fill(name)))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are to be read, by the names that they had."""
+        return [former for _, former, _ in self._columns if former is not None]
+
+    def brought(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the promised columns of rows that were read with `names`.
+
+        Raises:
+            SchemaChangedError: a row has no value for a column that may not be null by now.
+        """
+        arrays = []
+        for field, former, fill in self._columns:
+            if former is None:
+                array = repeated(field.type, fill, batch.num_rows)
+            else:
+                array = widened(batch.column(former), field.type)
+            if array.null_count and not field.nullable:
+                raise SchemaChangedError(
+                    f"table {self._table!r} was altered, and column {field.name!r} may not be "
+                    "null any more: but it is in a row of a batch that was planned before. Alter "
+                    f"it by nullable={{{field.name!r}: True}}, run the query until that batch is "
+                    "done, and take it back"
+                )
+            arrays.append(array)
+        return arrays
 
 
 class ToSpark:

@@ -71,7 +71,7 @@ from txnkv.tables.row_writer import (
     Values,
     nothing,
 )
-from txnkv.tables.schema import Column, IndexInfo, Schema, normal
+from txnkv.tables.schema import Column, IndexInfo, Schema, normal, widened
 from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, altered, places_of
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine

@@ -63,7 +63,7 @@ from txnkv.errors import (
     SchemaError,
     TableNotFoundError,
 )
-from txnkv.spark.columns import ToSpark, require_promised, spark_schema
+from txnkv.spark.columns import FormerRows, ToSpark, require_promised, spark_schema
 from txnkv.spark.reading import cut, planned, read_task, tasks
 from txnkv.spark.settings import ChangesRead, TopicRead
 from txnkv.spark.worker_client import client_of
@@ -109,12 +109,14 @@ class ChangesPartition(InputPartition):
     Attributes:
         token: of changes; or of rows of the first load.
         at: when the batch ends.
+        rows: as they were then.
     """
 
-    def __init__(self, token: ScanToken | DiffToken, at: int) -> None:
+    def __init__(self, token: ScanToken | DiffToken, at: int, rows: FormerRows) -> None:
         super().__init__(None)
         self.token = token
         self.at = at
+        self.rows = rows
 
 
 # -- the plan of changes ---------------------------------------------------------------
@@ -194,7 +196,6 @@ class ChangesPlanner:
     def __init__(self, settings: ChangesRead, columns: pa.Schema) -> None:
         self._settings = settings
         self._promised = columns
-        self._columns = columns.names
         self._kept: dict[Timestamp, Snapshot] = {}
         self._quiet: tuple[Timestamp, Timestamp] | None = None  # nothing changed between these
         self._target: Timestamp | None = None
@@ -266,10 +267,8 @@ class ChangesPlanner:
 
     # -- what --------------------------------------------------------------------------
 
-    def tasks(
-        self, start: ChangesOffset, end: ChangesOffset
-    ) -> tuple[Timestamp, list[ScanToken] | list[DiffToken]]:
-        """Return when a batch ends, and tokens of what it reads; none when that is nothing.
+    def tasks(self, start: ChangesOffset, end: ChangesOffset) -> list[ChangesPartition]:
+        """Return the parts of what a batch reads; none when that is nothing.
 
         Raises:
             HistoryExpiredError: some of it is gone.
@@ -281,19 +280,22 @@ class ChangesPlanner:
         client = self._client()
         self._check(client, end)
         if since >= upto:
-            return upto, []
-        table = client.table(self._settings.table)
-        require_promised(
-            table.name, Planning.of(client).schema_of(table.name, upto), self._promised
-        )
+            return []
+        table, planning = client.table(self._settings.table), Planning.of(client)
+        # Spark has the columns of now, the batch perhaps those of before an alter.
+        now, then = planning.schema_of(table.name), planning.schema_of(table.name, upto)
+        require_promised(table.name, now, self._promised)
+        former = FormerRows(table.name, then, now, self._promised)
+        tokens: list[ScanToken] | list[DiffToken]
         if since == BEGINNING:
             self._keep(client, upto, "the first load is at")
-            scan = table.scan(self._columns, snapshot=upto)
-            return upto, cut(scan.tokens, LEAST_ROWS)
-        self._keep(client, since, "the batch that is to be read begins at")
-        return upto, cut(
-            lambda rows: table.diff_tokens(since, upto, self._columns, rows), LEAST_ROWS
-        )
+            tokens = cut(table.scan(former.names, snapshot=upto).tokens, LEAST_ROWS)
+        else:
+            self._keep(client, since, "the batch that is to be read begins at")
+            tokens = cut(
+                lambda rows: table.diff_tokens(since, upto, former.names, rows), LEAST_ROWS
+            )
+        return [ChangesPartition(token, int(upto), former) for token in tokens]
 
     # -- what is kept ------------------------------------------------------------------
 
@@ -453,8 +455,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRangeError: the store was restored to an earlier time.
             TableNotFoundError: the table was dropped.
         """
-        at, tokens = self._planner.tasks(self._parsed(start), self._parsed(end))
-        return [ChangesPartition(token, int(at)) for token in tokens]
+        return self._planner.tasks(self._parsed(start), self._parsed(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one part, as Arrow batches."""
@@ -476,15 +477,18 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _batches(self, partition: ChangesPartition) -> Iterator[pa.RecordBatch]:
         token, client = partition.token, client_of(self._settings)
         if isinstance(token, DiffToken):
-            yield from token.open(client)
+            for batch in token.open(client):
+                yield self._of_now(partition, batch, batch.columns[-2:])
             return
         for batch in token.open(client).to_batches():
-            n = batch.num_rows
-            at = pa.repeat(pa.scalar(partition.at, pa.int64()), n)
-            columns = [*batch.columns, pa.repeat("insert", n), at]
-            yield pa.RecordBatch.from_arrays(
-                columns, names=[*batch.schema.names, OP, COMMIT_TIMESTAMP]
-            )
+            at = pa.repeat(pa.scalar(partition.at, pa.int64()), batch.num_rows)
+            yield self._of_now(partition, batch, [pa.repeat("insert", batch.num_rows), at])
+
+    def _of_now(
+        self, partition: ChangesPartition, batch: pa.RecordBatch, added: list[pa.Array]
+    ) -> pa.RecordBatch:
+        names = [*_of_table(self._expected.names), OP, COMMIT_TIMESTAMP]
+        return pa.RecordBatch.from_arrays([*partition.rows.brought(batch), *added], names=names)
 
     def _parsed(self, given: dict[str, Any]) -> ChangesOffset:
         return ChangesOffset.parse(given, self._settings.table)
