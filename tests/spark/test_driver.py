@@ -244,6 +244,57 @@ def test_a_short_job_needs_no_keeper(
     until(lambda: not keepalive.at_work())
 
 
+INIT, JVM = java.Process(1, 0, "systemd", "a"), java.Process(7, 1, "java", "b")
+DAEMON, USERS = java.Process(8, 7, "python", "c"), java.Process(5, 1, "systemd", "a")
+
+
+@pytest.fixture
+def parents(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process other ancestors, the parent first."""
+    real = java.find
+
+    def give(*above: java.Process) -> None:
+        there = {each.pid: each for each in above}
+        monkeypatch.setattr(os, "getppid", lambda: above[0].pid)
+        monkeypatch.setattr(java, "find", lambda pid: there.get(pid) or real(pid))
+
+    monkeypatch.setattr(java, "_first_seen", {})
+    return give
+
+
+@pytest.mark.parametrize(
+    ("above", "found"),
+    [
+        ([DAEMON, JVM, INIT], JVM),
+        ([replace(DAEMON, parent=1), replace(JVM, pid=1, parent=0)], replace(JVM, pid=1, parent=0)),
+        ([INIT], None),  # the daemon was killed
+        ([USERS, INIT], None),  # the same, and a process of the user's takes orphans in
+    ],
+)
+def test_a_keeper_watches_no_init(
+    parents: Callable[..., None], above: list[java.Process], found: java.Process | None
+) -> None:
+    mine = java.find(os.getpid())
+    parents(*above)
+    assert keepalive._watched() == (found or mine)
+
+
+def test_a_keeper_watches_the_jvm_though_the_daemon_was_killed(
+    client: txnkv.Client,
+    parents: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+) -> None:
+    monkeypatch.setitem(os.environ, "SPARK_REUSE_WORKER", "1")
+    parents(DAEMON, JVM, INIT)
+    txn = client.new_transaction()
+    keepalive.hand_over(txn, StorePlace(path=client.path))
+    parents(INIT)
+    assert keepalive._watched() == JVM
+    txn.rollback()
+    until(lambda: not keepalive.at_work())
+
+
 def test_a_list_of_columns_is_not_asked_of_ps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

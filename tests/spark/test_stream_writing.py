@@ -6,6 +6,7 @@ they answer to a committer, which makes its writer anew. `test_stream_queries` h
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import time
@@ -409,7 +410,7 @@ def test_a_driver_that_was_replaced_does_not_end_what_its_successor_began(
 ) -> None:
     old, new = query(), query()
     writer = old.plan(batch(1))
-    real = java.jvm()
+    real = java.find(os.getpid())
     assert real is not None
     with monkeypatch.context() as patch:
         patch.setattr(java, "jvm", lambda: replace(real, pid=real.pid + 1))

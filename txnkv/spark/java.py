@@ -15,6 +15,7 @@ from typing import Final
 from txnkv.errors import NotSupportedError
 
 MINIMUM: Final = 17
+NAME: Final = "java"
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
@@ -93,9 +94,23 @@ def _from_ps(pid: int) -> Process | None:
     return Process(pid, int(fields[0]), os.path.basename(fields[7].strip()), " ".join(fields[2:7]))
 
 
+_INIT: Final = 1
+_first_seen: Final[dict[int, Process | None]] = {}  # by the process that looked
+
+
 def jvm() -> Process | None:
-    """The nearest Java among the ancestors of this process; without one, its parent."""
+    """The nearest Java among the ancestors that this process had when it first asked; without one,
+    its parent. None where it was an orphan by then: init's, which never ends.
+    """
+    here = os.getpid()
+    if here not in _first_seen:
+        _first_seen.clear()  # it was forked from who knew another
+        _first_seen[here] = _nearest()
+    return _first_seen[here]
+
+
+def _nearest() -> Process | None:
     found = parent = find(os.getppid())
-    while found is not None and found.name != "java":
-        found = find(found.parent) if found.parent > 1 else None
-    return found or parent
+    while found is not None and found.name != NAME:
+        found = find(found.parent) if found.parent else None
+    return found or (None if parent is None or parent.pid == _INIT else parent)

@@ -8,10 +8,11 @@ Most writes are over before that, and need no keeper: Spark keeps an idle planne
 Where it is told not to (spark.python.worker.reuse), the keeper is started at once.
 
 The keeper, `python -m txnkv.spark.keepalive`, reads its order from standard input (the store, a
-token, the JVM to watch), says "beating" when its heartbeats have begun, and ends by itself:
+token, what to watch: the JVM, or the planner if there is none to be seen), says "beating" when its
+heartbeats have begun, and ends by itself:
 
     the transaction is no longer open       the job's commit or abort came: nothing to do
-    the JVM is gone                         nobody will ever commit: abort it if it is open
+    what it watches is gone                 nobody will ever commit: abort it if it is open
     this process is killed                  it dies of missing heartbeats, as any other does
 """
 
@@ -45,6 +46,7 @@ _held: Final[list[Transaction]] = []
 
 def hand_over(txn: Transaction, place: StorePlace) -> None:
     """Keep a transaction alive that this process began, beyond the life of this process."""
+    java.jvm()  # while it is to be seen: the daemon between it and this process may be killed
     reused = bool(os.environ.get("SPARK_REUSE_WORKER"))
     keeper = None if reused else _start(txn, place)
     threading.Thread(target=_see_to, args=(txn, place, keeper), name=_THREAD, daemon=True).start()
@@ -84,11 +86,11 @@ def _is_open(txn: Transaction) -> bool:
 
 
 def _start(txn: Transaction, place: StorePlace) -> subprocess.Popen[Any]:
-    jvm = java.jvm()
+    watched = _watched()
     order = {
         "place": {each.name: getattr(place, each.name) for each in fields(StorePlace)},
         "token": str(txn.serialize(keepalive=True)),
-        "watch": None if jvm is None else [jvm.pid, jvm.started],
+        "watch": None if watched is None else [watched.pid, watched.started],
     }
     # In a session of its own: neither Ctrl-C in a shell nor the end of Spark's worker daemon,
     # which hangs up its process group, may end it before it has seen to the transaction.
@@ -106,6 +108,12 @@ def _start(txn: Transaction, place: StorePlace) -> subprocess.Popen[Any]:
     keeper.stdin.write(json.dumps(order))  # a token is a secret: not for the argument list
     keeper.stdin.close()
     return keeper
+
+
+def _watched() -> java.Process | None:
+    """The JVM; this process where none is its ancestor: what took an orphan in lives for ever."""
+    found = java.jvm()
+    return found if found is not None and found.name == java.NAME else java.find(os.getpid())
 
 
 def _await_beats(keeper: subprocess.Popen[Any], txn: Transaction) -> None:
