@@ -1,4 +1,6 @@
-"""Transactions over a server that is started again while they wait, or before they begin."""
+"""Transactions and snapshots over a server that is started again while they wait, or before they
+begin.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +92,35 @@ def test_a_transaction_that_others_know_of_is_joined_again_unless_it_was_given_s
             txn.rollback()
     rows = store.table("t").scan().to_arrow()["v"].to_pylist()
     assert rows == (["of another"] * len(HELD) + ["own"] * 2 if cases is HELD else [])
+
+
+# -- snapshots -------------------------------------------------------------------------
+
+
+def test_snapshots_are_made_again(serving: Serving, store: txnkv.Client) -> None:
+    """Whoever holds one reads on, and keeps the history from then on."""
+    table = store.create_table("brief", store.table("t").schema, history=0.0)
+    table.insert((1, "then"))
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        client.channel.patience = 300.0  # type: ignore[attr-defined]
+        held, dropped = client.snapshot(), client.snapshot()
+        scan = client.table("brief").scan(snapshot=held)
+        again(serving)
+        assert held.get("brief", 1) == {"id": 1, "v": "then"}
+        client.channel.beat()  # type: ignore[attr-defined]
+        table.update((1, "now"))
+        dropped.close()
+        store.compact()
+        assert held.get("brief", 1) == {"id": 1, "v": "then"}
+        assert scan.to_arrow()["v"].to_pylist() == ["then"]
+        del scan  # it may be read again
+        held.close()
+        client.channel.beat()  # type: ignore[attr-defined]
+        table.update((1, "last"))
+        store.compact()
+        with pytest.raises(txnkv.HistoryExpiredError):
+            client.table("brief").get(1, held.timestamp)
 
 
 # -- transactions that begin after it --------------------------------------------------

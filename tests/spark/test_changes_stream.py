@@ -315,6 +315,20 @@ def test_a_history_that_passed_a_stopped_query(
     assert [id for _, id, _ in of(make().trigger())] == [1, 2, 3, 4, 5]
 
 
+def test_a_history_of_its_own_that_passed_a_stopped_query(client: txnkv.Client, make: Make) -> None:
+    """The store's goes back further, and of what was deleted nothing is left."""
+    client.create_table("t", SCHEMA, history=0.0)
+    put(client, 1)
+    query = make()
+    assert query.trigger()
+    query.stop()
+    close_clients()  # a server hears of the end
+    delete(client, 1)
+    compact(client)
+    with pytest.raises(txnkv.HistoryExpiredError, match="changes of table 't' are gone"):
+        query.plan()
+
+
 def test_a_table_that_rests_in_a_store_that_does_not(
     client: txnkv.Client, table: txnkv.Table, make: Make, now: Any
 ) -> None:

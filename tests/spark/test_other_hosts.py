@@ -24,7 +24,8 @@ from txnkv.server import Server, Users, add_user
 from txnkv.spark import settings, worker_client
 from txnkv.spark.settings import Settings
 
-from .conftest import KEEP_QUIET
+from .changes_tools import Query
+from .conftest import KEEP_QUIET, SCHEMA
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
 pytestmark = pytest.mark.spark
@@ -94,6 +95,25 @@ def test_topics_and_streams(
     query.awaitTermination()
     assert client.table("u").count() == 100
     nothing_is_left()
+
+
+def test_changes_that_nothing_is_left_of(client: txnkv.Client, store_path: Path) -> None:
+    """A server that kept the history was started again: a stream tells so, and misses none."""
+    table = client.create_table("brief", SCHEMA, history=0.0)
+    table.insert((1, "a"))
+    server = Server(str(store_path), "grpc://127.0.0.1:0")
+    address = f"grpc://127.0.0.1:{server.port}"
+    query = Query({"path": address, "direct": "false", "table": "brief", "changes": "true"})
+    assert query.trigger()
+    assert query.trigger() is None
+    server.close()
+    table.delete(1)
+    client.compact()
+    server = Server(str(store_path), address)
+    with pytest.raises(txnkv.HistoryExpiredError, match="changes of table 'brief' are gone"):
+        query.plan()
+    query.stop()
+    server.close()
 
 
 def test_addresses_of_a_token(client: txnkv.Client, served: str) -> None:

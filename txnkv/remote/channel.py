@@ -120,7 +120,7 @@ class Channel:
         read_only: refuse to send what writes.
 
     Attributes:
-        shared: transactions that others know of, which outlive the server's process.
+        shared: what outlives the server's process: transactions that others know of, snapshots.
     """
 
     def __init__(
@@ -504,9 +504,9 @@ class Channel:
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
             for reader in self._streams:
                 reader.cancel()  # who reads it is told, and does not wait for ever
-        for txn in self.shared:  # one that a server lost is joined again in time
+        for each in self.shared:  # what a server lost is joined, or made, again in time
             with suppress(TxnkvError):
-                txn.revive()
+                each.revive()
 
     def close(self) -> None:
         """Give up all handles at the server. Twice is fine."""

@@ -455,7 +455,7 @@ def _is_sound(options: Mapping[str, Any]) -> bool:
 def _reference(guest: str, address: str, value: Any) -> list[Any] | None:
     if isinstance(value, RemoteHandle):
         found = value.reference()
-        if found[0] == "h" and value.channel.guest != guest:
+        if isinstance(value, RemoteSnapshot) or (found[0] == "h" and value.channel.guest != guest):
             return _foreign(value, address)
         return found
     if isinstance(value, SubscriptionInfo):
@@ -464,7 +464,9 @@ def _reference(guest: str, address: str, value: Any) -> list[Any] | None:
 
 
 def _foreign(value: RemoteHandle, address: str) -> list[Any]:
-    """Return a value for a handle of another client: its number may be one of this client's."""
+    """Return a value for a handle of another client, whose number may be one of this client's; or
+    for a snapshot, which a server that was started again does not know.
+    """
     if not isinstance(value, RemoteSnapshot):
         raise ValueError(f"{value!r} is of another client: join a transaction by its token")
     if value.channel.address != address:

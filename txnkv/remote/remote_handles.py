@@ -231,6 +231,17 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
         self._closed = False
         maker = (connection, "snapshot", at) if planning is None else (planning, "latest")
         self._timestamp = self._made(*maker)["timestamp"]
+        self.channel.shared.add(self)
+
+    def revive(self) -> None:
+        """See that the server has it, which keeps its history."""
+        self._call("timestamp")
+
+    def _make_again(self) -> bool:
+        self._made(self._connection, "snapshot", self._timestamp)
+        if self._closed:  # meanwhile
+            self.channel.drop(self.number)
+        return True
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
@@ -253,6 +264,7 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self.channel.shared.discard(self)
             self.channel.drop(self.number)
 
 
@@ -290,7 +302,7 @@ class RemoteScan(RemoteHandle, Scan):
         self._schema: pa.Schema = told["schema"]
 
     def _make_again(self) -> bool:
-        if not isinstance(self._source, Table) or isinstance(self._at, Snapshot):
+        if not isinstance(self._source, Table):
             return False
         self._make()
         return True

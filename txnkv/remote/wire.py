@@ -146,7 +146,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("write", "insert upsert update delete next_ids restore"),
         **_all("admin", "alter"),
     },
-    "Snapshot": _all("none", "close", again=True),
+    "Snapshot": _all("none", "timestamp close", again=True),
     "Scan": {
         **_all("read", "few snapshot tokens close", again=True),
         **_all("read", "to_batches", again=True, stream=True),

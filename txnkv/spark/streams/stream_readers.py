@@ -241,7 +241,10 @@ class ChangesPlanner:
         end = self._keep_latest(client) if self._target is None else self._target
         if end <= since:
             return start
-        if Planning.of(client).changed(self._settings.table, since, end):
+        changed = Planning.of(client).changed(self._settings.table, since, end)
+        if since > BEGINNING:  # kept until now: nothing was forgotten
+            self._keep(client, since, "the checkpoint is at")
+        if changed:
             self._keep_only(since, end)
             return self._at(client, end, since)
         if start.timestamp == BEGINNING:
@@ -311,14 +314,17 @@ class ChangesPlanner:
         """Pin the history from a time on.
 
         Raises:
-            HistoryExpiredError: it is gone.
+            HistoryExpiredError: it is gone: the store's, or the table's own, which is shorter; or
+                it was kept by a server that was started again.
         """
-        if at in self._kept:
-            return
         try:
-            self._kept[at] = client.snapshot(at)
-        except HistoryExpiredError as error:
-            _, floor, _ = Planning.of(client).kept(self._settings.table)
+            if at not in self._kept:
+                self._kept[at] = client.snapshot(at)
+            error = None
+        except HistoryExpiredError as expired:
+            error = expired
+        _, floor, _ = Planning.of(client).kept(self._settings.table)
+        if error is not None or at < floor:
             raise HistoryExpiredError(
                 f"the changes of table {self._settings.table!r} are gone: {what} "
                 f"{at.datetime.isoformat()} ({at}), its history goes back to "
