@@ -97,7 +97,10 @@ def test_topics_and_streams(
     nothing_is_left()
 
 
-def test_changes_that_nothing_is_left_of(client: txnkv.Client, store_path: Path) -> None:
+@pytest.mark.parametrize("planned", [False, True])
+def test_changes_that_nothing_is_left_of(
+    client: txnkv.Client, store_path: Path, planned: bool
+) -> None:
     """A server that kept the history was started again: a stream tells so, and misses none."""
     table = client.create_table("brief", SCHEMA, history=0.0)
     table.insert((1, "a"))
@@ -105,13 +108,16 @@ def test_changes_that_nothing_is_left_of(client: txnkv.Client, store_path: Path)
     address = f"grpc://127.0.0.1:{server.port}"
     query = Query({"path": address, "direct": "false", "table": "brief", "changes": "true"})
     assert query.trigger()
-    assert query.trigger() is None
+    if planned:
+        table.insert((2, "b"))
+    tasks = query.plan()
+    assert bool(tasks) == planned
     server.close()
     table.delete(1)
     client.compact()
     server = Server(str(store_path), address)
     with pytest.raises(txnkv.HistoryExpiredError, match="changes of table 'brief' are gone"):
-        query.plan()
+        query.read(tasks) if tasks else query.plan()
     query.stop()
     server.close()
 

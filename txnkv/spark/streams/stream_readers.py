@@ -325,14 +325,7 @@ class ChangesPlanner:
             error = expired
         _, floor, _ = Planning.of(client).kept(self._settings.table)
         if error is not None or at < floor:
-            raise HistoryExpiredError(
-                f"the changes of table {self._settings.table!r} are gone: {what} "
-                f"{at.datetime.isoformat()} ({at}), its history goes back to "
-                f"{floor.datetime.isoformat()} ({floor}). Begin again with a new checkpoint and "
-                "startingOffsets 'earliest' (all rows, then changes; upserts into an emptied "
-                "target make it whole); and open the store everywhere with a history= (option "
-                "history here), or give the table one, that is longer than the query may be stopped"
-            ) from error
+            raise _gone(self._settings.table, at, what, floor) from error
 
     def _keep_latest(self, client: Client) -> Timestamp:
         """Pin the latest snapshot."""
@@ -398,6 +391,16 @@ class ChangesPlanner:
                     "an earlier time, and what the query read since then is not in it. Begin "
                     "again with a new checkpoint, and a target of the same time"
                 )
+
+
+def _gone(table: str, at: Timestamp, what: str, floor: Timestamp) -> HistoryExpiredError:
+    return HistoryExpiredError(
+        f"the changes of table {table!r} are gone: {what} {at.datetime.isoformat()} ({at}), its "
+        f"history goes back to {floor.datetime.isoformat()} ({floor}). Begin again with a new "
+        "checkpoint and startingOffsets 'earliest' (all rows, then changes; upserts into an "
+        "emptied target make it whole); and open the store everywhere with a history= (option "
+        "history here), or give the table one, that is longer than the query may be stopped"
+    )
 
 
 # -- the sources -----------------------------------------------------------------------
@@ -468,9 +471,15 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, ChangesPartition):
             return  # Spark's own placeholder for a batch without partitions
         convert, names = ToSpark(self._expected), self._expected.names
-        for batch in self._batches(partition):
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield convert.batch(batch.slice(start, BATCH_ROWS).select(names))
+        try:
+            for batch in self._batches(partition):
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    yield convert.batch(batch.slice(start, BATCH_ROWS).select(names))
+        except HistoryExpiredError as error:  # what the planner kept was lost with its server
+            token, table = partition.token, self._settings.table
+            at = Timestamp(token.parts.start if isinstance(token, DiffToken) else partition.at)
+            _, floor, _ = Planning.of(client_of(self._settings)).kept(table)
+            raise _gone(table, at, "the batch is read from", floor) from error
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let go of the history before `end`."""
