@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.aio import AsyncClient, AsyncTopic
+from txnkv.aio.calls import Calls
 
 Work = Callable[[AsyncClient], Awaitable[Any]]
 
@@ -183,6 +185,94 @@ def test_what_a_cancelled_call_had_goes_to_the_next_of_either_kind(run: Any) -> 
                 assert [m.value for m in [first, *rest]] == [b"%d" % n for n in range(6)]
 
     run(work)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has calls from then on made where they are given to threads: before the loop goes on."""
+
+    def submit(calls: Calls, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        made = Future[Any]()
+        made.set_result(fn(*args))
+        return made
+
+    return lambda: monkeypatch.setattr(Calls, "submit", submit)
+
+
+KINDS = ("consumer", "group", "exclusive", "shared")
+
+
+async def reader(client: AsyncClient, kind: str) -> Callable[[], Awaitable[list[txnkv.Message]]]:
+    """Read one message of six at each call."""
+    topic = await client.create_topic("events")
+    async with client.transaction() as txn:
+        for n in range(6):
+            await txn.send(topic, b"%d" % n)
+    if kind in ("consumer", "group"):
+        by: Any = await (topic.consumer() if kind == "consumer" else client.consumer("events", "g"))
+        return lambda: by.poll(max_messages=1, timeout=30)
+    subscription = await topic.subscribe("s", cast(Any, kind))
+    return lambda: subscription.receive_many(1, timeout=30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_call_begins_when_a_cancelled_one_has_dropped_what_it_had(
+    run: Any, at_once: Callable[[], None], kind: str
+) -> None:
+    """It began before the task that was cancelled had run, and went on behind its messages."""
+
+    async def work(client: AsyncClient) -> None:
+        read = await reader(client, kind)
+        at_once()
+        got = await read()
+        for _ in range(2):
+            cancelled = asyncio.ensure_future(read())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            got += await read()
+        assert [message.value for message in got] == [b"0", b"1", b"2"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tasks_that_share_a_reader_lose_nothing_by_one_that_is_cancelled(
+    run: Any, at_once: Callable[[], None], kind: str
+) -> None:
+    async def work(client: AsyncClient) -> None:
+        read = await reader(client, kind)
+        at_once()
+        tasks = [asyncio.ensure_future(read()) for _ in range(4)]
+        await asyncio.sleep(0)  # each has called
+        tasks[0].cancel()
+        tasks[2].cancel()
+        await asyncio.wait(tasks)
+        got = [*await tasks[1], *await tasks[3], *await read()]
+        assert [message.value for message in got] == [b"0", b"1", b"2"]
+
+    run(work)
+
+
+def test_a_loop_that_is_closed_beside_a_call_keeps_nothing(
+    store_path: Path, at_once: Callable[[], None]
+) -> None:
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    client = first.run_until_complete(asyncio.wait_for(txnkv.aio.connect(store_path), 60))
+    read = first.run_until_complete(reader(client, "consumer"))
+    tasks: list[Any] = []
+
+    async def begin() -> None:
+        tasks.append(asyncio.ensure_future(read()))
+        await asyncio.sleep(0)
+
+    at_once()
+    first.run_until_complete(begin())
+    first.close()
+    found = second.run_until_complete(asyncio.wait_for(read(), 60))
+    assert [message.value for message in found] == [b"0"]
+    second.run_until_complete(client.close())
+    second.close()
+    tasks[0]._log_destroy_pending = False  # asyncio would complain of this test
 
 
 def test_waiting_ends_when_something_comes_or_the_time_is_over(run: Any) -> None:

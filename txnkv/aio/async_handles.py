@@ -276,11 +276,11 @@ class _Round:
 
     Attributes:
         found: what it gave.
-        abandoned: its task was cancelled.
+        taken: its task has that. One that was cancelled has not.
     """
 
     found: Any = None
-    abandoned = False
+    taken = False
 
 
 class _Told(asyncio.Event):
@@ -364,11 +364,17 @@ class _Waiting:
     async def _round(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread of these. Cancelled when it has begun, it goes on."""
         made = _Round()
+        call = self._turn.kept(calls, self._call, made, fn, *args)
         try:
-            return await self._turn.on(calls, self._call, made, fn, *args)
-        except asyncio.CancelledError:
-            made.abandoned = True
+            found: T = await asyncio.wrap_future(call)
+        except GeneratorExit:  # of a closed loop, by the collector: the next call sees that
             raise
+        except BaseException:
+            call.end()
+            raise
+        made.taken = True
+        call.end()
+        return found
 
     async def now(self, fn: Callable[..., T], *args: Any) -> T:
         """Call once, when what was abandoned is back."""
@@ -393,7 +399,7 @@ class _Waiting:
     def settled(self, fn: Callable[..., T], *args: Any) -> T:
         """Call when what was abandoned is back."""
         last, self._last = self._last, _Round()
-        if last.abandoned and _some(last.found):
+        if not last.taken and _some(last.found):
             self._undo()
         return fn(*args)
 

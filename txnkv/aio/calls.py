@@ -295,9 +295,13 @@ class _Call(Future[Any]):
         with _IN_LINES:
             for line in self._lines:
                 line.append(self)
-            first = self.is_first
-        if first:
+            firsts = [line[0] for line in self._lines]
+        if all(first is self for first in firsts):
             _hand_over([self])
+            return
+        for first in firsts:
+            if isinstance(first, Kept) and first.is_left_behind:
+                first.end()
 
     @property
     def is_first(self) -> bool:
@@ -307,16 +311,16 @@ class _Call(Future[Any]):
     def make(self) -> list[_Call]:
         """Make it, unless it was cancelled; return those whose turn it is then."""
         if not self.set_running_or_notify_cancel():
-            return _passed_on(self._lines)
+            return self._leave()
         fn, args, kwargs = self._call
         try:
             found = fn(*args, **kwargs)
         except BaseException as error:
-            ready = _passed_on(self._lines)  # first: who awaits this finds the line free
+            ready = self._leave()  # first: who awaits this finds the line free
             self.set_exception(error)
             del self  # or the error would keep itself, by its traceback
             return ready
-        ready = _passed_on(self._lines)
+        ready = self._leave()
         self.set_result(found)
         return ready
 
@@ -331,7 +335,35 @@ class _Call(Future[Any]):
         """Give it an error instead; return those whose turn it is then."""
         if self.set_running_or_notify_cancel():
             self.set_exception(error)
+        return self._leave()
+
+    def _leave(self) -> list[_Call]:
         return _passed_on(self._lines)
+
+
+class Kept(_Call):
+    """A call whose turn lasts until it was made, and its task has taken what it gave or dropped it:
+    the next one finds out which.
+    """
+
+    def __init__(self, *call: Any) -> None:
+        super().__init__(*call)
+        self._task_loop = asyncio.get_running_loop()
+        self._ends = 2
+
+    def end(self) -> None:
+        """The task needs the turn no more. Call it once."""
+        _hand_over(self._leave())
+
+    @property
+    def is_left_behind(self) -> bool:
+        """It was made, for a task that takes nothing more."""
+        return self.done() and self._task_loop.is_closed()
+
+    def _leave(self) -> list[_Call]:
+        with _IN_LINES:
+            before, self._ends = self._ends, 0 if self._task_loop.is_closed() else self._ends - 1
+        return super()._leave() if before > 0 and self._ends <= 0 else []
 
 
 _Line: TypeAlias = deque[_Call | None]
@@ -395,9 +427,11 @@ class InTurn:
         """Call on a thread."""
         return await asyncio.wrap_future(self._begun(self.calls, fn, args, kwargs))
 
-    async def on(self, calls: Calls, fn: Callable[..., T], *args: Any) -> T:
-        """Call on a thread of these."""
-        return await asyncio.wrap_future(self._begun(calls, fn, args, {}))
+    def kept(self, calls: Calls, fn: Callable[..., Any], *args: Any) -> Kept:
+        """Call on a thread of these, in the turn of this task until it says that it has ended."""
+        call = Kept(calls, self._lines, fn, args, {})
+        call.begin()
+        return call
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
         """Call on a thread to the end, as `Calls.to_the_end`."""
