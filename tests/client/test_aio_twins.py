@@ -32,7 +32,7 @@ INSIDE = {
     "GroupConsumer": "unpoll",
     "Subscription": "unreceive",
     "Producer": "hurry",
-    "Session": "discard end flush_for_commit flush_untold begin_anew keep look_anew waiting",
+    "Session": "discard end flush_for_commit flush_untold begin_anew look_anew waiting",
     "Transaction": "abort_for begin drop start_heart",
 }
 """Methods that the package calls, and users do not."""

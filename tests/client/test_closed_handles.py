@@ -97,7 +97,7 @@ BY_ITSELF = {
         "abort_for", "drop", "start_heart", "pending_errors",
     },
     "session": {
-        "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end", "keep",
+        "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end",
         "flush_for_commit", "begin_anew", "flush_untold", "flushing", "look_anew", "waiting",
     },
     "topic": {"name", "partitions", "buffer", "value_schema", "info", "options", "close"},

@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +20,7 @@ import pytest
 
 import txnkv
 from txnkv.storage import settle_dropped
+from txnkv.transaction import instance as instances
 
 OPEN, ABORTED = txnkv.TxnState.OPEN, txnkv.TxnState.ABORTED
 COMMITTED = txnkv.TxnState.COMMITTED
@@ -251,4 +256,109 @@ def test_a_session_that_is_dropped_tells_what_is_lost(
         gc.collect()
         settle_dropped()
     assert caplog.text.count("dropped with rows or messages that are lost (1)") == 2
+    assert table.count() == 0
+
+
+# -- a client that is closed beside other threads ----------------------------------------
+
+
+def elsewhere(call: Callable[[], object]) -> BaseException | None:
+    """Call in another thread; the error that it met."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).exception(60)
+
+
+def test_what_comes_while_the_client_is_closed_is_refused(
+    connect: Connect,
+    client: txnkv.Client,
+    table: txnkv.Table,
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken behind the last flush, and lost without a word; two who closed closed twice."""
+    client.create_topic("e")
+    other, released = connect(), list[object]()
+    session = other.new_session("auto_background")
+    session.insert("t", (1, "a"))
+    step = "_request" if other.elsewhere else "flush"  # of the close
+    flush, refused = getattr(session, step), list[BaseException | None]()
+
+    def beside(*calls: Any) -> Any:
+        found = flush(*calls)
+        refused.append(elsewhere(lambda: session.insert("t", (2, "b"))))
+        refused.append(elsewhere(lambda: session.send("e", "b")))
+        refused.append(elsewhere(lambda: other.new_session("auto_background")))
+        assert elsewhere(other.close) is None
+        return found
+
+    release = instances.release
+    monkeypatch.setattr(instances, "release", lambda *of: (released.append(of), release(*of)))
+    monkeypatch.setattr(session, step, beside)
+    other.close()
+    assert [type(each) for each in refused] == [txnkv.ClosedError] * 3
+    assert (table.count(), caplog.text) == (1, "")
+    assert len(released) <= 1
+
+
+@pytest.mark.parametrize("mode", ["manual", "auto_background"])
+def test_a_close_that_comes_before_a_row_is_kept_refuses_it(
+    connect: Connect,
+    client: txnkv.Client,
+    table: txnkv.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Any,
+) -> None:
+    client.create_topic("e")
+    calls: list[Callable[[txnkv.Session], object]] = [
+        lambda session: session.insert("t", (1, "a")),
+        lambda session: session.send("e", "a"),
+    ]
+    for n, call in enumerate(calls):
+        other = connect()
+        session: Any = other.new_session(mode)
+        asked_of: Any = other
+        names = ("writer", "topic_info")
+        if other.elsewhere is not None:
+            asked_of = session
+            names = ("_table_of", "_topic_of")
+        asks = names[n]
+        ask = getattr(asked_of, asks)
+
+        def asked(*of: Any, other: Any = other, ask: Any = ask) -> Any:
+            found = ask(*of)
+            other.close()
+            return found
+
+        monkeypatch.setattr(asked_of, asks, asked)
+        with pytest.raises(txnkv.ClosedError):
+            call(session)
+        assert not session.has_pending
+
+
+def test_a_row_that_waits_when_the_client_is_closed_is_told_and_none_is_kept_behind(
+    connect: Connect, table: txnkv.Table, caplog: Any
+) -> None:
+    other = connect()
+    if other.elsewhere is not None:
+        return  # it has no short way there
+    session = other.new_session()
+    session.insert("t", (1, "a"))
+    more = session._rows.more  # as another thread has it
+    more((2, "a"))
+    other.close()
+    assert "rows or messages that are lost (2)" in caplog.text
+    with pytest.raises(txnkv.ClosedError):
+        more((3, "a"))
+
+
+def test_a_program_that_fails_tells_what_its_sessions_lose(
+    client: txnkv.Client, table: txnkv.Table, store_path: Path
+) -> None:
+    program = (
+        f"import txnkv; session = txnkv.connect({str(store_path)!r}).new_session('auto_background')"
+        "\nsession.insert('t', (1, 'a')); raise ValueError('at the end')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert b"ValueError: at the end" in ended.stderr
+    assert b"rows or messages that are lost (1)" in ended.stderr
     assert table.count() == 0

@@ -57,7 +57,7 @@ AS_THEY_ARE = {
 INSIDE = {
     "Client": "addresses close_handles renew_sessions info_of writer elsewhere",
     "Scan": "over",
-    "Session": "begin_anew keep look_anew",
+    "Session": "begin_anew look_anew",
     "Transaction": "abort_for begin start_heart",
 }
 """Methods that nobody calls on a remote handle."""

@@ -70,7 +70,7 @@ class Client(Connection, Closing):
         """Close, and its subscriptions, producers and members of groups. The last client of a store
         in this process closes the store, and waits for what `commit_async` began. Twice is fine.
         """
-        if self.is_open:
+        if self._begins_to_close():
             with ending_joined(self):
                 self.close_handles()
                 self.is_open = False

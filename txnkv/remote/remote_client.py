@@ -156,7 +156,7 @@ class RemoteClient(RemoteHandle, Client):
         return Committer(self)
 
     def close(self) -> None:
-        if not self._channel.closed:
+        if self._begins_to_close() and not self._channel.closed:
             with ending_joined(self):
                 self.close_handles()
                 self.is_open = False

@@ -156,7 +156,7 @@ class RemoteSession(RemoteHandle, Session):
         self._mode: FlushMode = flush_mode
         self._changes = Changes()
         self._left = False  # rows or messages wait at the server
-        self._closed = self.given = False
+        self._ends = self._closed = self.given = False
         self._refused: list[RowError] = []
         self._lock = new_rlock()
         self._flusher = Background(connection, self._room, self._lock)
@@ -164,14 +164,14 @@ class RemoteSession(RemoteHandle, Session):
         self._tables: dict[str, RemoteTable] = {}
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection
-        connection.sessions.add(self)
-        self._lost = note_alone(connection, self, (self._changes,)) if txn is None else None
         if own:
             self.twin = "Transaction"
         if made_by is not None:
             self.numbered(made_by.makes)
         else:
             self.make()
+        self._lost = note_alone(connection, self, (self._changes,)) if txn is None else None
+        connection.sessions.add(self)
 
     def make(self) -> None:
         """Have it made at the server, or made again with its transaction."""
@@ -447,9 +447,14 @@ class RemoteSession(RemoteHandle, Session):
         self._tables, self._topics = {}, {}
         self._flusher.cancel()
 
+    def _take_no_more(self) -> None:
+        with self._lock:
+            self._ends = True
+
     def close(self) -> None:
         if self._closed:
             return self._leave()
+        self._take_no_more()
         try:
             try:
                 if self._txn is None or not self._txn.over:
@@ -480,7 +485,7 @@ class RemoteSession(RemoteHandle, Session):
                 txn._sessions = tuple(each for each in txn._sessions if each is not self)
 
     def _require_open(self, what: str) -> None:
-        if self._closed:
+        if self._closed or self._ends:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
         self._connection.require_open()
         if self._txn is not None and self._txn.ending and not self._txn.over:

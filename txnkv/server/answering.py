@@ -338,7 +338,7 @@ def _add_rows(
                 raise table_catalog.changed(found.info) from None
             key = [row[at.index(schema.ids[name])] for name in schema.primary_key]
             refused = RowError(op, found.name, tuple(key) if key[1:] else key[0], error)
-            target.keep(Outcome(errors=[refused], refused=1))
+            target._errors.keep(Outcome(errors=[refused], refused=1))
 
 
 def _by_name(schema: Schema, columns: dict[str, int], row: list[Any]) -> dict[str, Any]:

@@ -42,12 +42,13 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, Contender, back_off, clock, is_calm, shielded_unless
+from txnkv.storage import BusyError, Contender, back_off, brief, clock, is_calm, shielded_unless
 from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
-from txnkv.topics import SubscriptionInfo, TopicInfo
+from txnkv.topics import SubscriptionInfo, TopicInfo, refuse
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import begin as begin_commit
 from txnkv.transaction.commit_protocols import commit_small, make_sure
+from txnkv.transaction.connection import Acknowledged, AnySubscription, Connection, acks_of
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.send_buffer import Parcel
@@ -124,6 +125,16 @@ class Lot:
                 acks = [each for each in acks if _is_there(instance, each[0])]
             return Lot(self.runs, [p for p in self.parcels if p.topic.id != gone], acks)
         return self
+
+
+@brief
+def checked_acks(
+    connection: Connection, to: AnySubscription, message: Acknowledged, *, cumulative: bool
+) -> Acks:
+    """Return acks that are to wait for a flush, or raise as that would now."""
+    info, ids = acks_of(connection, to, message)
+    refuse(connection.instance.topics, info, ids, cumulative=cumulative)
+    return info, ids, cumulative
 
 
 class Unsure(NamedTuple):

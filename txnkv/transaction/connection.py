@@ -15,17 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
 from types import TracebackType
-from typing import (
-    Any,
-    ClassVar,
-    Final,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeVar,
-)
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, UnavailableError
@@ -242,42 +232,46 @@ def _see_the_end() -> None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _tell_lost(waiting: Sequence[Sized], name: str) -> None:
+def _tell_lost(waiting: Sequence[Sized], name: str = "a session outside of transactions") -> None:
     said = "%s was dropped with rows or messages that are lost (%d): close it, or use it in `with`"
     if lost := sum(map(len, waiting)):
         _log.warning(said, name, lost)
 
 
 def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> WhenDropped:
-    """Note a session outside of transactions: what waits in it is flushed when its client is closed
-    or the process ends, or what this returns tells that it is lost.
+    """Note a session outside of transactions, unless its client is being closed: then, or when the
+    process ends, what waits is flushed, or what this returns, its `_lost`, tells that it is lost.
     """
-    connection.sessions.add(session)
-    _ALONE.add(session)
+    lost = session._lost = WhenDropped(session, _tell_lost, waiting)
     with _joining:
+        if connection._is_closing:
+            raise ClosedError(f"the client of {connection.path} was closed; connect again")
+        connection.sessions.add(session)
+        _ALONE.add(session)
         _see_the_end()
-    return WhenDropped(session, _tell_lost, waiting, "a session outside of transactions")
+    return lost
 
 
 def close_sessions(sessions: Iterable[Any]) -> None:
-    """Close those of no transaction that flush by themselves, and tell of others what is lost. A
-    server that does not answer is asked once.
+    """Close those of no transaction that flush by themselves, and tell of others what is lost: they
+    take no more. A server that does not answer is asked once.
     """
     gone = set[Any]()
     for session in sessions:
         if (lost := session._lost) is None:
             continue
-        connection, waiting = session._connection, session.waiting()
-        try:
-            if session.flush_mode == "auto_background" and connection not in gone:
-                with connection._asking_once():
+        with (connection := session._connection)._asking_once():
+            session._take_no_more()
+            waiting = session.waiting()
+            try:
+                if session.flush_mode == "auto_background" and connection not in gone:
                     session.close()
-        except Exception as error:
-            if isinstance(error, UnavailableError) and connection.elsewhere is not None:
-                gone.add(connection)
-            lost.forget()
-            said = "%r, in which %d rows or messages waited, failed as its client was closed: %s"
-            _log.warning(said, session, waiting, error)
+            except Exception as error:
+                if isinstance(error, UnavailableError) and connection.elsewhere is not None:
+                    gone.add(connection)
+                lost.forget()
+                said = "%r, in which %d rows or messages waited, failed as its client was closed"
+                _log.warning(said + ": %s", session, waiting, error)
         lost()
 
 
@@ -328,6 +322,8 @@ def _at_exit() -> None:
     if error is None and not hasattr(sys, "ps1"):  # in a session, it is that of any line
         error = getattr(sys, "last_value", None)
     if has_failed(error):
+        for session in _ALONE:
+            session._lost()
         return
     try:
         with ending_joined():
@@ -357,6 +353,7 @@ class Connection:
 
     elsewhere: Callable[[str, Any], Any] | None = None
     addresses: tuple[str, ...] = ()
+    _is_closing = False
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
@@ -369,6 +366,12 @@ class Connection:
 
     def _asking_once(self) -> AbstractContextManager[object]:
         return nullcontext()  # nothing is asked here
+
+    def _begins_to_close(self) -> bool:
+        """Tell whether it is for the caller to close it: no other thread has begun to."""
+        with _joining:
+            first, self._is_closing = not self._is_closing, True
+        return first
 
     def close_handles(self) -> None:
         """Give up what handles have; send what waits in them, and in sessions that flush by
@@ -517,11 +520,7 @@ class Connection:
 
 
 def require_time(at: Any) -> None:
-    """Refuse what is no snapshot, timestamp or datetime.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Raise TypeError for what is no snapshot, timestamp or datetime."""
     number = isinstance(at, Integral) and not isinstance(at, bool)
     snapshot = hasattr(at, "require_open") and hasattr(type(at), "timestamp")
     if not (number or isinstance(at, datetime) or snapshot):

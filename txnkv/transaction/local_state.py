@@ -46,7 +46,7 @@ from typing import ClassVar, Final
 
 from txnkv.coordinator import ShieldedFuture, Timestamp, TxnState
 from txnkv.core import AckRun
-from txnkv.errors import InvalidTxnStateError
+from txnkv.errors import ClosedError, InvalidTxnStateError
 from txnkv.storage import new_baton, new_rlock
 from txnkv.tables import SmallWrites
 
@@ -301,5 +301,17 @@ class LocalState:
             attempt.gate.release()
 
 
-ALONE: Final = LocalState(stored=False)
-"""That of what is in no transaction, and never ends."""
+class Alone(LocalState):
+    """That of a session in no transaction: `ending` is set when that is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(stored=False)
+
+    def require_more(self, what: str) -> None:
+        """Refuse what would wait behind the last flush. Under the lock of that.
+
+        Raises:
+            ClosedError: that has begun.
+        """
+        if self.ending:
+            raise ClosedError(f"cannot {what}: the session was closed; make a new one")

@@ -19,10 +19,10 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import brief, new_rlock, shielded, shielded_unless
+from txnkv.storage import new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, arrow_input, require_operation
-from txnkv.topics import message_input, refuse, topic_catalog
-from txnkv.transaction.autocommit import Lot, Unsure, write_alone
+from txnkv.topics import message_input, topic_catalog
+from txnkv.transaction.autocommit import Lot, Unsure, checked_acks, write_alone
 from txnkv.transaction.begin import FLUSH_MODES, FlushMode, one_of
 from txnkv.transaction.commit_protocols import flushes_soon, is_brief
 from txnkv.transaction.connection import (
@@ -33,11 +33,10 @@ from txnkv.transaction.connection import (
     AnyTopic,
     Closing,
     Connection,
-    acks_of,
     note_alone,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.local_state import ALONE
+from txnkv.transaction.local_state import Alone
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, encoder_of, send_alone, send_in
 from txnkv.transaction.session_buffer import (
     Acks,
@@ -65,9 +64,8 @@ class Session(Closing):
     Args:
         connection: to the store.
         context: the transaction, or None.
-        flush_mode: "manual": rows and messages wait for `flush` or the commit; "auto_sync": each
-            call is a flush; "auto_background": a thread flushes them, after a second or when they
-            are 8,192 or half of `buffer_bytes`.
+        flush_mode: "manual": all waits for `flush` or the commit; "auto_sync": each call flushes;
+            "auto_background": a thread flushes, after a second or at 8,192 or half `buffer_bytes`.
         rows: that wait already, of the transaction's own session.
         buffer_bytes: about what may wait; None for no limit. Beyond it mode "manual" refuses more
             with InvalidTxnStateError until a flush, and "auto_background" waits for its thread.
@@ -87,7 +85,7 @@ class Session(Closing):
         self._acks: list[Acks] = []
         self._unsent: tuple[Any, int] | None = None  # of `send_batch`: the data, and its messages
         self._connection, self._context, self._mode = connection, context, flush_mode
-        self._local = ALONE if context is None else context.local
+        self._local = Alone() if context is None else context.local
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._lock = new_rlock() if context is None or rows is None else context.lock
@@ -361,16 +359,13 @@ class Session(Closing):
     def _acknowledge(self, to: AnySubscription, message: Acknowledged, *, cumulative: bool) -> None:
         self._require_open("acknowledge")
         if self._context is None:
-            self._keep_acks(to, message, cumulative=cumulative)
+            acks = checked_acks(self._connection, to, message, cumulative=cumulative)
+            with self._lock:
+                self._local.require_more("acknowledge")
+                self._acks.append(acks)
         else:
             self._rows.acknowledge(self._connection, self._context, to, message, cumulative)
         self._after_call()
-
-    @brief
-    def _keep_acks(self, to: AnySubscription, message: Acknowledged, *, cumulative: bool) -> None:
-        info, ids = acks_of(self._connection, to, message)
-        refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
-        self._acks.append((info, ids, cumulative))
 
     # -- flush -------------------------------------------------------------------------
 
@@ -431,10 +426,6 @@ class Session(Closing):
             self._errors.keep(self._flush_all(counted=False))
         self._errors.tell()
 
-    def keep(self, outcome: Outcome) -> None:
-        """Tell at the next flush of what was refused before there was a session."""
-        self._errors.keep(outcome)
-
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""
         with self._lock:
@@ -463,6 +454,13 @@ class Session(Closing):
         if closed is self._connection:
             self.end()
 
+    def _take_no_more(self) -> None:
+        """Refuse rows and messages from here on: who closes it flushes or tells what there is."""
+        with self._lock:
+            self._local.ending = "closed"
+            self._rows.withdraw()
+            self.end()
+
     def close(self) -> None:
         """Flush and close.
 
@@ -472,6 +470,8 @@ class Session(Closing):
         if self._closed:
             return self._leave()
         try:
+            if self._lost is not None:
+                self._take_no_more()
             if self._context is None or not self._context.local.ended:
                 self.flush()
             if self._lost is not None:  # or a thread would be woken to look for it

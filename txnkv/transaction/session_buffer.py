@@ -277,6 +277,11 @@ class SessionRows:
             self._room.empty()
         return runs
 
+    def withdraw(self) -> None:
+        """Have the adder ask before it takes another row."""
+        if self._left is not None:
+            self._left[0] = 0
+
     @shielded_unless(lambda self, _, context, to, *__: _acks_wait_in_memory(context, to))
     def acknowledge(
         self,
@@ -456,8 +461,7 @@ class Background:
         Raises:
             What it has raised.
         """
-        flushing = self._flushing
-        if flushing is not None:
+        if (flushing := self._flushing) is not None:
             flushing.exception()
             self.tell(session)
 
@@ -490,8 +494,7 @@ class Background:
         known = weakref.ref(session)  # an abandoned session is not flushed
 
         def tick() -> None:
-            session = known()
-            if session is not None:
+            if (session := known()) is not None:
                 self._on_timer(session)
 
         timer = threading.Timer(_BACKGROUND_SECONDS, tick)
@@ -509,8 +512,7 @@ class Background:
                 self._start(session)
 
     def _start(self, session: Buffered) -> None:
-        last = self._flushing
-        if last is not None and not (last.done() and last.exception() is None):
+        if (last := self._flushing) and not (last.done() and last.exception() is None):
             return  # it looks again when it has done what it has, or the next call tells of it
         self._flushing = None
         with suppress(RuntimeError):  # as with the timer

@@ -557,7 +557,7 @@ class Transaction(Closing):
                 self._rows.write(context, refused.append, context.lock, counted=False)
             finally:
                 for outcome in refused:
-                    self._session().keep(outcome)
+                    self._session()._errors.keep(outcome)
 
     def abort_for(self, reason: str) -> None:
         """Abort it, for a reason that whoever goes on to use it is told."""
