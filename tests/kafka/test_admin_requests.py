@@ -80,6 +80,31 @@ def test_what_is_only_validated_is_refused_as_what_is_done(
     assert store.topics() == (["t"] if only else ["t", "u"])
 
 
+def test_a_topic_that_comes_twice_in_a_request_is_left_alone(
+    store: txnkv.Client, wire: Wire
+) -> None:
+    """And has one answer: clients take two for an answer that is damaged."""
+
+    def asked(kind: str, of: str, to: str, *items: Any) -> dict[str, int]:
+        found = wire.ask(kind, **{of: list(items)})[to]
+        assert len(found) == len({each["name"] for each in found})
+        return {each["name"]: each["error_code"] for each in found}
+
+    def made(name: str, count: int) -> dict[str, Any]:
+        return {"name": name, "num_partitions": count, "replication_factor": 1}
+
+    twice = made("t", 1), made("u", 1), made("t", 2)
+    wanted = {"t": Code.INVALID_REQUEST, "u": 0}
+    assert asked("CreateTopics", "topics", "topics", *twice) == wanted
+    assert store.topics() == ["u"]
+    store.create_topic("t")
+    more = [{"name": name, "count": 3, "assignments": None} for name in "tut"]
+    assert asked("CreatePartitions", "topics", "results", *more) == wanted
+    assert [store.topic(name).partitions for name in "tu"] == [1, 3]
+    assert asked("DeleteTopics", "topic_names", "responses", *"tut") == wanted
+    assert store.topics() == ["t"]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -7,6 +7,7 @@ that clients are told is the one at which they have come.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from hashlib import sha256
@@ -151,14 +152,18 @@ def describe_cluster(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
 
 
 def _each(items: list[Any], do: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of some things, of which each may fail by itself."""
-    answers = []
-    for item in items:
+    """The answers of things of different names, of which each may fail by itself: as one does that
+    comes twice.
+    """
+    named = [item if isinstance(item, str) else item["name"] for item in items]
+    answers, times = [], Counter(named)
+    for name, item in dict(zip(named, items, strict=True)).items():
         try:
+            if times[name] > 1:
+                raise KafkaError(Code.INVALID_REQUEST, f"{name!r} comes {times[name]} times")
             answers.append(do(item))
         except Exception as error:
             code, text = code_of(error)
-            name = item if isinstance(item, str) else item["name"]
             answers.append({"name": name, "error_code": code, "error_message": text})
     return answers
 
