@@ -40,7 +40,6 @@ class AckRun:
 class Delivery:
     """Messages that are ready for an exclusive consumer (csrc/native/delivery.c)."""
 
-    given: Any
     unsure: Any
     def __new__(cls, store: StoreWords, counter: Any, main: int, /) -> Self: ...
     def end(self) -> None: ...

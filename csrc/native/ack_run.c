@@ -189,6 +189,7 @@ static void put_behind(run_t *self, PyObject *more) {
         }
         *at = n < MOST ? other->more : NULL;
         if (n < MOST) other->more = NULL;
+        run_withdraw(other, true); /* another thread may be about to ask it */
         Py_DECREF(other);
     }
 }

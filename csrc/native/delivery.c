@@ -8,11 +8,10 @@
  *     delivery.receive() -> message or None  None: it takes a look
  *     delivery.unsure                        the message that this thread may not have: whoever has it
  *                                            sets it to None
- *     delivery.given                         the last one, since they were offered
  *     delivery.withdraw(partition, offset)   acknowledgements that were offered in a partition, or
  *                                            with None in all, look again; and so does `receive`, where
  *                                            messages up to the offset wait to be given
- *     delivery.end()                         nothing is offered any more, and nothing was given
+ *     delivery.end()                         nothing is offered any more; what is unsure stays so
  *
  * A call is one step under the GIL: no signal, no other thread comes between its parts. */
 #define _POSIX_C_SOURCE 200809L
@@ -27,7 +26,7 @@ struct delivery {
     PyObject_HEAD
     PyObject *store, *counter, *value;
     PyObject *ready, *first; /* a deque, and what takes its first; NULL: nothing is offered */
-    PyObject *given, *unsure;
+    PyObject *unsure; /* no more of what was given: its value is the program's, and may refer to this */
     unsigned long main;
     Py_ssize_t left;
     long long partition, next; /* the offset behind the last that was given */
@@ -59,10 +58,11 @@ bool delivery_has_given(const delivery_t *self, const message_place_t *place) {
 }
 
 static void take_away(delivery_t *self) {
-    PyObject *const had[] = {self->ready, self->first, self->given, self->unsure};
-    self->ready = self->first = self->given = self->unsure = NULL;
+    PyObject *ready = self->ready, *first = self->first;
+    self->ready = self->first = NULL;
     self->left = 0;
-    for (size_t i = 0; i < sizeof had / sizeof *had; i++) Py_XDECREF(had[i]);
+    Py_XDECREF(ready);
+    Py_XDECREF(first);
 }
 
 static PyObject *delivery_know(PyObject *object, PyObject *number) {
@@ -101,9 +101,9 @@ static PyObject *delivery_offer(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *delivery_receive(PyObject *object, PyObject *none) {
+static PyObject *delivery_receive(PyObject *object, PyObject *nothing) {
     delivery_t *self = (delivery_t *)object;
-    (void)none;
+    (void)nothing;
     const bool is_main = PyThread_get_thread_ident() == self->main;
     const bool is_unsure = is_main && self->unsure != NULL && self->unsure != Py_None;
     if (self->left == 0 || is_unsure) Py_RETURN_NONE;
@@ -112,12 +112,12 @@ static PyObject *delivery_receive(PyObject *object, PyObject *none) {
     if (found == NULL) return NULL;
     message_place_t place;
     if (message_place(found, &place)) self->next = place.offset + 1;
-    PyObject *before = self->given, *had = self->unsure;
-    self->given = Py_NewRef(found);
     self->left--;
-    if (is_main) self->unsure = Py_NewRef(found);
-    Py_XDECREF(before);
-    if (is_main) Py_XDECREF(had);
+    if (is_main) {
+        PyObject *none = self->unsure;
+        self->unsure = Py_NewRef(found);
+        Py_XDECREF(none);
+    }
     count_one(self->counter, self->value);
     return found;
 }
@@ -179,6 +179,7 @@ static void delivery_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     delivery_t *self = (delivery_t *)object;
     take_away(self);
+    Py_XDECREF(self->unsure);
     Py_XDECREF(self->value);
     Py_XDECREF(self->counter);
     Py_XDECREF(self->store);
@@ -197,7 +198,6 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"given", T_OBJECT, offsetof(delivery_t, given), READONLY, NULL},
     {"unsure", T_OBJECT, offsetof(delivery_t, unsure), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

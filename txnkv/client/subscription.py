@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, Unpack, cast, overload
+from typing import Any, Final, Unpack, overload
 
 from txnkv.core import Delivery
 from txnkv.errors import (
@@ -29,7 +29,6 @@ from txnkv.errors import (
     UnavailableError,
     as_index,
     require_count,
-    require_several,
 )
 from txnkv.storage import WhenDropped, brief, caller, clock, new_lock, shielded, shielded_unless
 from txnkv.tables import Outcome
@@ -52,6 +51,7 @@ from txnkv.topics import (
     SubscriptionType,
     TopicInfo,
     Waiting,
+    chosen_partitions,
     deadline,
     require_time,
 )
@@ -126,17 +126,7 @@ def subscribe(
         NotSupportedError: the dead letter topic is a copy.
     """
     require_count("max_bytes", max_bytes, "bytes")
-    require_several("partitions", () if partitions is None else partitions, "numbers")
-    if partitions is not None and type == KEY_SHARED:
-        raise ValueError("consumers of a key_shared subscription read all partitions: name none")
-    numbers = None
-    if partitions is not None:
-        numbers = sorted({as_index("a partition", number) for number in partitions})
-    if numbers is not None and not (numbers and set(numbers) <= set(range(len(topic.partitions)))):
-        raise ValueError(
-            f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
-            f"them, not {partitions!r}"
-        )
+    numbers = chosen_partitions(topic, type, partitions)
     info, place = connection.instance.topics.subscriptions.subscribe(
         topic, name, type, start, options, id
     )
@@ -235,11 +225,13 @@ class Subscription(Closing):
         """
         if timeout.__class__ not in _TIMES or timeout != timeout:
             require_time(timeout)
-        delivery = self._delivery
-        if delivery is not None and (one := delivery.receive()) is not None:
-            if delivery.unsure is one:
-                delivery.unsure = None  # nothing is called until the caller has it
-            return cast(Message, one)
+        if (delivery := self._delivery) is not None and not self._on_its_way:
+            one: Message | None = delivery.receive()
+            if one is not None:
+                self._given = [one]
+                if delivery.unsure is one:
+                    delivery.unsure = None  # nothing is called until the caller has it
+                return one
         found = self.receive_many(1, timeout)
         return found[0] if found else None
 
@@ -293,7 +285,8 @@ class Subscription(Closing):
     def _take(self, most: int) -> list[Message]:
         """Take what is there; the next call gives it again if a signal keeps it from the caller."""
         with self._taking:
-            self._take_back()
+            if lost := self._lost:
+                self._put_back(lost)
             found = self._next(most)
             if found and caller() == threading.main_thread().ident:
                 self._on_its_way = found
@@ -352,23 +345,23 @@ class Subscription(Closing):
 
     def unreceive(self) -> None:
         """Undo the last `receive` or `receive_many`: the next one gives its messages again."""
-        self._note_given()
-        self._reader.put_back(self._given)
+        self._put_back(self._lost or self._given)
+
+    @property
+    def _lost(self) -> list[Message]:
+        """Messages that a signal may have kept from the main thread, whose call this is."""
+        if caller() != threading.main_thread().ident:
+            return []
+        unsure = None if self._delivery is None else self._delivery.unsure
+        return self._on_its_way or ([] if unsure is None else [unsure])
+
+    def _put_back(self, messages: list[Message]) -> None:
         self._given = []
-
-    def _take_back(self) -> None:
-        """Have given again, to the main thread, messages that a signal may have kept from it."""
+        self._reader.put_back(messages)
         if caller() == threading.main_thread().ident:
-            lost, self._on_its_way = self._on_its_way, []
-            if self._delivery is not None and self._delivery.unsure is not None:
-                lost = [self._delivery.unsure]
-            if lost:
-                self._given = []
-                self._reader.put_back(lost)
-
-    def _note_given(self) -> None:
-        if (delivery := self._delivery) is not None and delivery.given is not None:
-            self._given = [delivery.given]
+            self._on_its_way = []
+            if self._delivery is not None:
+                self._delivery.unsure = None
 
     def _count(self, found: list[Message]) -> None:
         metrics = self._connection.instance.coordinator.metrics
@@ -540,8 +533,8 @@ class Subscription(Closing):
                     f"{self.info}: another consumer has the place; seek there, or close it"
                 )
         with self._taking:
-            self._take_back()
-            self._note_given()
+            if lost := self._lost:
+                self._put_back(lost)
             found = self._engine.subscriptions.seek(self.info, partition, offset)
             self._reader.seek(partition, found)
             self._given = [each for each in self._given if each.partition != partition]

@@ -127,6 +127,7 @@ from txnkv.topics.subscription_catalog import (
     SubscriptionInfo,
     SubscriptionOptions,
     SubscriptionType,
+    chosen_partitions,
 )
 from txnkv.topics.topic_catalog import (
     MAX_PARTITIONS,

@@ -168,10 +168,10 @@ class Outbox:
         self._acks.add(info, ids, cumulative=cumulative, again=again)
 
     def more_acks(
-        self, info: SubscriptionInfo, number: int, before: AckRun | None
+        self, info: SubscriptionInfo, last: tuple[int, int], before: AckRun | None
     ) -> AckRun | None:
-        """The run of acks that follows what was acknowledged in a partition, if it may be one."""
-        return before if self._acks is None else self._acks.more(info, number, before)
+        """The run of acks that follows the last one, if it may be one."""
+        return before if self._acks is None else self._acks.more(info, last, before)
 
     # -- small -------------------------------------------------------------------------
 

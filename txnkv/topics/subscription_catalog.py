@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
@@ -17,6 +17,7 @@ from txnkv.errors import (
     UnavailableError,
     as_index,
     require_number,
+    require_several,
     require_text,
 )
 from txnkv.storage import Store, boot_id
@@ -439,3 +440,25 @@ def check_boot(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
             (info.id, DELAYED),
         )
         cur.execute("UPDATE subscriptions SET boot = ? WHERE id = ?", (boot, info.id))
+
+
+def chosen_partitions(
+    topic: TopicInfo, type: str, partitions: Collection[int] | None
+) -> list[int] | None:
+    """The numbers of the partitions that a consumer is to read; None: all.
+
+    Raises:
+        ValueError: the topic has one of them not, there is none, or the type wants all.
+    """
+    require_several("partitions", () if partitions is None else partitions, "numbers")
+    if partitions is None:
+        return None
+    if type == KEY_SHARED:
+        raise ValueError("consumers of a key_shared subscription read all partitions: name none")
+    numbers = sorted({as_index("a partition", number) for number in partitions})
+    if not (numbers and set(numbers) <= set(range(len(topic.partitions)))):
+        raise ValueError(
+            f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
+            f"them, not {partitions!r}"
+        )
+    return numbers

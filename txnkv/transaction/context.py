@@ -453,7 +453,7 @@ class TxnContext:
                 self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
             self.settle_if_possible()
             if follows and len(ids) == 1 and self.may_be_small and not self.local.ending:
-                self.local.acks = self._parts().outbox.more_acks(info, ids[0][0], self.local.acks)
+                self.local.acks = self._parts().outbox.more_acks(info, ids[0], self.local.acks)
 
     @contextmanager
     def taking_back(self) -> Iterator[None]:

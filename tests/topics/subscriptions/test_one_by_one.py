@@ -6,19 +6,24 @@ The same calls are made of two stores. In one of them nothing is offered to `Del
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 
 import txnkv
 from tests import internals
+from tools.interrupts import Interruption
 from txnkv.topics import Exclusive, ExclusiveReader
 from txnkv.transaction.context import TxnContext
 
@@ -272,3 +277,146 @@ def test_what_ends_the_short_cuts(client: txnkv.Client, topic: txnkv.Topic) -> N
     sub.close()
     with pytest.raises(txnkv.ClosedError):
         sub.receive(timeout=0)
+
+
+@pytest.mark.parametrize("calls", [(1, 1, 1), (1, 2, 1), (2, 1, 1)])
+def test_a_signal_keeps_no_message_back(
+    client: txnkv.Client, topic: txnkv.Topic, calls: tuple[int, ...]
+) -> None:
+    """At each instant of a few calls: those that follow give all, once and in order."""
+    with client.transaction() as txn:
+        for number in range(6):
+            txn.send(topic, b"%d" % number)
+
+    def interrupted(n: int) -> Interruption:
+        interruption, seen = Interruption(n), list[int]()
+        with topic.subscribe("s") as sub:
+
+            def receive() -> None:
+                for most in calls:
+                    if most == 1:
+                        message = sub.receive(timeout=0)
+                        seen.append(message.offset)  # type: ignore[union-attr]
+                    else:
+                        seen.extend(one.offset for one in sub.receive_many(most, timeout=0))
+
+            interruption.run(receive)
+            inmost = (interruption.where or "").split(" < ")[0]
+            delivery = sub._delivery
+            assert delivery is not None
+            quick = delivery.unsure is not None
+            while (message := sub.receive(timeout=0)) is not None:
+                seen.append(message.offset)
+        # Where a call of Python returns, as to `receive` from `receive_many`, no handler runs.
+        if quick or not ("Subscription.receive " in inmost or __file__ in inmost):
+            assert seen == [*range(6)], interruption.where
+        return interruption
+
+    for n in range(1, interrupted(1 << 40).passed + 1):
+        interrupted(n)
+
+
+def test_another_thread_does_not_forget_what_the_main_one_may_not_have(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    with client.transaction() as txn:
+        for number in range(5):
+            txn.send(topic, b"%d" % number)
+    sub = topic.subscribe("s")
+    seen = [sub.receive(timeout=0)]
+    delivery = sub._delivery
+    assert delivery is not None
+    assert delivery.receive() is delivery.unsure  # as if interrupted before it has the message
+    thread = threading.Thread(target=lambda: seen.extend(sub.receive_many(2, timeout=0)))
+    thread.start()
+    thread.join()
+    seen += [sub.receive(timeout=0) for _ in range(2)]
+    assert sorted(one.offset for one in seen if one is not None) == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_was_replaced_takes_no_more(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    """Another thread may have it in its hand while the transaction commits."""
+    subs = [topic.subscribe(name) for name in "ab"]
+    with client.transaction() as txn:
+        for number in range(9):
+            txn.send(topic, b"%d" % number)
+    had = [[sub.receive(timeout=0) for _ in range(9)] for sub in subs]
+    txn = client.new_transaction()
+    for number in range(3):
+        txn.ack(subs[0], had[0][number])
+    run = txn.context.local.acks
+    assert run is not None
+    for number in range(3):
+        txn.ack(subs[1], had[1][number])
+    assert txn.context.local.acks is not run
+    assert not run.take(subs[0], had[0][3])
+    txn.ack(subs[0], had[0][4])
+    txn.commit()
+    assert [sub.committed()[0] for sub in subs] == [3, 3]
+    assert not run.take(subs[0], had[0][5])
+    subs[0].close()
+    left = topic.subscribe("a").receive_many(9, timeout=0)
+    assert [one.offset for one in left] == [3, 5, 6, 7, 8]
+
+
+def test_an_ack_while_messages_are_offered(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one of them, by another thread, between the look whether all are free and the offer."""
+    with client.transaction() as txn:
+        for number in range(8):
+            txn.send(topic, b"%d" % number)
+    with topic.consumer() as consumer:
+        every = consumer.poll(timeout=0)
+    sub, txn = topic.subscribe("s"), client.new_transaction()
+    first = sub.receive_many(3, timeout=0)
+    for message in first[:2]:
+        txn.ack(sub, message)
+    run, look, taken = txn.context.local.acks, Exclusive.first_taken, list[bool]()
+    assert run is not None
+
+    def first_taken(state: Exclusive, id: int, first: int, last: int) -> int | None:
+        found = look(state, id, first, last)
+        if last - first > 8 and state.delivery is sub._delivery and first == 4:
+            taken.append(run.take(sub, every[6]))
+        return found
+
+    monkeypatch.setattr(Exclusive, "first_taken", first_taken)
+    given = []
+    while (one := sub.receive(timeout=0)) is not None:
+        given.append(one.offset)
+    assert taken == [False]
+    assert given == [3, 4, 5, 6, 7]
+
+
+def test_what_is_undone_after_a_look_that_failed(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.transaction() as txn:
+        for number in range(4):
+            txn.send(topic, b"%d" % number)
+    sub = topic.subscribe("s")
+    assert [sub.receive(timeout=0) is not None for _ in range(4)] == [True] * 4
+    with monkeypatch.context() as patched:
+        patched.setattr(ExclusiveReader, "_gather", Mock(side_effect=txnkv.UnavailableError("no")))
+        with pytest.raises(txnkv.UnavailableError):
+            sub.receive(timeout=0)
+    sub.unreceive()
+    assert [one.offset for one in sub.receive_many(9, timeout=0)] == [3]
+
+
+def test_a_value_that_refers_to_the_consumer(client: txnkv.Client) -> None:
+    topic = client.create_topic("typed", value_schema=pa.schema([("a", pa.int64())]))
+    with client.transaction() as txn:
+        for number in range(3):
+            txn.send(topic, {"a": number})
+    sub = topic.subscribe("s")
+    for _ in range(2):
+        message = sub.receive(timeout=0)
+        assert message is not None
+        message.value["by"] = sub
+    gone = weakref.ref(sub)
+    del sub, message
+    gc.collect()
+    assert gone() is None
+    topic.subscribe("s").close()

@@ -286,6 +286,7 @@ class Exclusive:
         """
         id = self.info.topic.partitions[number]
         with self.lock:
+            self.delivery.withdraw(None, 0)
             back = self._later or any(self._back.values())
             if not back and self.first_taken(id, ready[0].offset, _ALL) is None:
                 self.delivery.offer(number, ready, len(ready))
@@ -318,7 +319,7 @@ class Exclusive:
     def more(
         self,
         info: SubscriptionInfo,
-        number: int,
+        last: tuple[int, int],
         end: int,
         own: Ranges,
         before: AckRun | None,
@@ -330,18 +331,19 @@ class Exclusive:
 
         Args:
             info: what the consumer has as `info`.
-            number: of the partition.
-            end: of its messages.
+            last: partition and offset of the last ack.
+            end: of the partition's messages.
             own: what its transaction has of the partition.
             before: the run that was offered before.
             counter: of acks.
             deadline: of the transaction.
         """
+        number, offset = last
         id = self.info.topic.partitions[number]
         with self.lock:
             cursor, pending = self.cursors[id], self.pending[id]
             begin = max(cursor.mark, cursor.deleted.end, pending.end, self._position(id))
-            if id in self._foreign or begin >= end:
+            if id in self._foreign or begin != offset + 1 or begin >= end:
                 return before
             where = info.messages, number, begin, end
             sets = own.bounds, pending.bounds

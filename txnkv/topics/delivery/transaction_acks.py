@@ -144,16 +144,18 @@ class TransactionAcks:
             else:
                 self._take(acks, acks.state, named, cumulative=cumulative)
 
-    def more(self, info: SubscriptionInfo, number: int, before: AckRun | None) -> AckRun | None:
-        """The run of acks that follows in a partition; see `Exclusive.more`."""
+    def more(
+        self, info: SubscriptionInfo, last: tuple[int, int], before: AckRun | None
+    ) -> AckRun | None:
+        """The run of acks that follows the last one; see `Exclusive.more`."""
         with self._guard:
             acks = self._acks[info.id]
             if acks.state is None or info.reads_otherwise:
                 return before
-            own = acks.ranges(id := acks.info.topic.partitions[number])
+            own = acks.ranges(id := acks.info.topic.partitions[last[0]])
             end = self._topics.local.ends.get(id, 0)
             return acks.state.more(
-                info, number, end, own, before,
+                info, last, end, own, before,
                 counter=self._topics.coordinator.metrics.messages_acked,
                 deadline=self._row.deadline,
             )  # fmt: skip
