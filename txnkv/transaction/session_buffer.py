@@ -269,9 +269,8 @@ class SessionRows:
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
-        self.table = None
-        if self._left is not None:
-            self._left[0], self._left = 0, None  # what an adder has not taken yet, it takes no more
+        self.withdraw()  # what an adder has not taken yet, it takes no more
+        self.table = self._left = None
         runs, self.runs = self.runs, []
         if self._room.limit is not None:
             self._room.empty()
@@ -598,5 +597,4 @@ class ErrorBuffer:
                 count, self.untold = self.untold, 0
                 errors = self._errors[-count:]
             if count:
-                context = self._context
-                raise RowErrors(errors, count, None if context is None else context.id)
+                raise RowErrors(errors, count, None if (of := self._context) is None else of.id)

@@ -419,4 +419,3 @@ def test_a_value_that_refers_to_the_consumer(client: txnkv.Client) -> None:
     del sub, message
     gc.collect()
     assert gone() is None
-    topic.subscribe("s").close()
