@@ -134,7 +134,8 @@ def subscribe(
 
 
 class Subscription(Closing):
-    """A consumer of a subscription. One thread at a time; a context manager.
+    """A consumer of a subscription; a context manager. Each message goes to one of the threads that
+    share it.
 
     Attributes:
         info: what names the subscription; picklable, for processes that acknowledge by a token.

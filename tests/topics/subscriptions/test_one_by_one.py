@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 import time
 import weakref
@@ -243,6 +244,43 @@ def test_acks_of_many_threads(client: txnkv.Client, topic: txnkv.Topic) -> None:
             thread.join()
     assert sorted(done.elements()) == list(range(count))
     assert sub.committed() == {0: count}
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "key_shared"])
+@pytest.mark.parametrize("most", [1, 7])
+def test_threads_that_receive(client: txnkv.Client, kind: Any, most: int) -> None:
+    """A message on its way to one of them was taken for one that a signal has kept from its caller,
+    and given again.
+    """
+    topic, count = client.create_topic("events", partitions=2), 400
+    sub, seen, lock = topic.subscribe("s", kind), Counter[bytes](), threading.Lock()
+    for first in range(0, count, 40):
+        with client.transaction() as txn:
+            for number in range(first, first + 40):
+                txn.send(topic, b"%d" % number, key=b"%d" % (number % 9))
+
+    def receive() -> None:
+        while seen.total() < count:
+            if most == 1:
+                found = [one] if (one := sub.receive(timeout=0.05)) else []
+            else:
+                found = sub.receive_many(most, timeout=0.05)
+            with lock:
+                seen.update(one.value for one in found)
+            sub.ack(found)
+
+    threads = [threading.Thread(target=receive) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        receive()
+    finally:
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert seen == Counter(b"%d" % number for number in range(count))
 
 
 def test_what_ends_the_short_cuts(client: txnkv.Client, topic: txnkv.Topic) -> None:
