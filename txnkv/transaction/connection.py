@@ -261,8 +261,9 @@ def close_sessions(sessions: Iterable[Any]) -> None:
         if (lost := session._lost) is None:
             continue
         with (connection := session._connection)._asking_once():
+            before = session.waiting()  # also what a flush has that fails meanwhile
             session._take_no_more()
-            waiting = session.waiting()
+            waiting = max(before, session.waiting())
             try:
                 if session.flush_mode == "auto_background" and connection not in gone:
                     session.close()
