@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -282,22 +283,92 @@ def test_what_comes_while_the_client_is_closed_is_refused(
     session.insert("t", (1, "a"))
     step = "_request" if other.elsewhere else "flush"  # of the close
     flush, refused = getattr(session, step), list[BaseException | None]()
+    second, seconds = ThreadPoolExecutor(1), list[Future[bool]]()
 
     def beside(*calls: Any) -> Any:
         found = flush(*calls)
         refused.append(elsewhere(lambda: session.insert("t", (2, "b"))))
         refused.append(elsewhere(lambda: session.send("e", "b")))
         refused.append(elsewhere(lambda: other.new_session("auto_background")))
-        assert elsewhere(other.close) is None
+        seconds.append(second.submit(close_too))
+        with pytest.raises(TimeoutError):
+            seconds[0].result(0.05)
+        other.close()  # by whoever closes it, as a callback may
         return found
+
+    def close_too() -> bool:
+        other.close()
+        return other.is_open
 
     release = instances.release
     monkeypatch.setattr(instances, "release", lambda *of: (released.append(of), release(*of)))
     monkeypatch.setattr(session, step, beside)
     other.close()
+    with second:
+        assert not seconds[0].result(60)
     assert [type(each) for each in refused] == [txnkv.ClosedError] * 3
     assert (table.count(), caplog.text) == (1, "")
     assert len(released) <= 1
+
+
+def test_a_close_that_was_broken_off_is_begun_again(
+    connect: Connect, client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = connect()
+    with monkeypatch.context() as patched:
+        patched.setattr(other, "close_handles", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            other.close()
+    other.close()
+    assert not other.is_open
+    with pytest.raises(txnkv.ClosedError):
+        other.new_session()
+
+
+def test_a_client_that_the_collector_closes_while_a_session_is_made(client: txnkv.Client) -> None:
+    """A lock was held, which the close wanted, too."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.client, self.own = txnkv.connect(client.path), self
+
+        def __del__(self) -> None:
+            self.client.close()
+
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            Owner()
+            client.new_session("auto_background").close()
+    finally:
+        gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("call", ["send", "insert"])
+def test_a_session_of_a_transaction_that_is_closed_takes_no_more(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A thread that was within a call left a short cut behind, and the commit did not ask it."""
+    topic, txn = client.create_topic("e"), client.new_transaction()
+    session: Any = txn.new_session()
+    asks, asked_of = {"send": "topic_info", "insert": "writer"}[call], client
+    if client.elsewhere is not None:
+        asks, asked_of = {"send": "_topic_of", "insert": "_table_of"}[call], session
+    ask = getattr(asked_of, asks)
+
+    def asked(*of: Any) -> Any:
+        found = ask(*of)
+        session.close()
+        return found
+
+    monkeypatch.setattr(asked_of, asks, asked)
+    with pytest.raises(txnkv.ClosedError):
+        session.send(topic, "b") if call == "send" else session.insert(table, (2, "b"))
+    assert not session.has_pending
+    monkeypatch.undo()
+    txn.commit()
+    assert (table.count(), topic.end_offsets()) == (0, {0: 0})
 
 
 @pytest.mark.parametrize("mode", ["manual", "auto_background"])

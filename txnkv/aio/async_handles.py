@@ -60,6 +60,8 @@ C = TypeVar("C", bound=Consumer | GroupConsumer | Subscription | Producer)
 _UNTIL: Final = 1e9
 _SLICE: Final = 0.1
 """Seconds for which another host is asked to wait at first; later for longer."""
+_LOOK: Final = 1.0
+"""Seconds between two looks whether the turn before is that of a loop that was closed."""
 _LONGEST: Final = 0.25
 _PENDING: Final = 0.002
 """Seconds until the next look for what is on its way."""
@@ -365,10 +367,16 @@ class _Waiting:
         """Call on a thread of these. Cancelled when it has begun, it goes on."""
         made = _Round()
         call = self._turn.kept(calls, self._call, made, fn, *args)
+        future = asyncio.wrap_future(call)
         try:
-            found: T = await asyncio.wrap_future(call)
-        except GeneratorExit:  # of a closed loop, by the collector: the next call sees that
-            raise
+            while call.waits:  # maybe for a loop that is closed only then
+                try:
+                    await asyncio.wait((future,), timeout=_LOOK)
+                except asyncio.CancelledError:
+                    future.cancel()
+                    raise
+                call.pass_by()
+            found: T = await future
         except BaseException:
             call.end()
             raise
@@ -398,9 +406,9 @@ class _Waiting:
 
     def settled(self, fn: Callable[..., T], *args: Any) -> T:
         """Call when what was abandoned is back."""
-        last, self._last = self._last, _Round()
-        if not last.taken and _some(last.found):
+        if not self._last.taken and _some(self._last.found):
             self._undo()
+        self._last = _Round()
         return fn(*args)
 
 

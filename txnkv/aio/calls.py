@@ -295,10 +295,16 @@ class _Call(Future[Any]):
         with _IN_LINES:
             for line in self._lines:
                 line.append(self)
-            firsts = [line[0] for line in self._lines]
-        if all(first is self for first in firsts):
+            first = self.is_first
+        if first:
             _hand_over([self])
-            return
+        else:
+            self.pass_by()
+
+    def pass_by(self) -> None:
+        """Wait no more for calls whose tasks take nothing, as their loops were closed."""
+        with _IN_LINES:
+            firsts = [line[0] for line in self._lines if line]
         for first in firsts:
             if isinstance(first, Kept) and first.is_left_behind:
                 first.end()
@@ -354,6 +360,12 @@ class Kept(_Call):
     def end(self) -> None:
         """The task needs the turn no more. Call it once."""
         _hand_over(self._leave())
+
+    @property
+    def waits(self) -> bool:
+        """Others are before it."""
+        with _IN_LINES:
+            return not self.done() and any(line and line[0] is not self for line in self._lines)
 
     @property
     def is_left_behind(self) -> bool:

@@ -70,12 +70,13 @@ class Client(Connection, Closing):
         """Close, and its subscriptions, producers and members of groups. The last client of a store
         in this process closes the store, and waits for what `commit_async` began. Twice is fine.
         """
-        if self._begins_to_close():
-            with ending_joined(self):
-                self.close_handles()
-                self.is_open = False
-                self.renew_sessions(closed=True)
-                instances.release(self.instance, self)
+        with instances.closing_once(self) as first:
+            if first:
+                with ending_joined(self):
+                    self.close_handles()
+                    self.is_open = False
+                    self.renew_sessions(closed=True)
+                    instances.release(self.instance, self)
 
     # -- tables ------------------------------------------------------------------------
 
@@ -393,8 +394,7 @@ class Client(Connection, Closing):
     @shielded
     def outcome(self, txn_id: int) -> TxnState:
         """Drive a transaction whose commit broke off to its end, and return how it ended."""
-        local = TxnId(txn_id).local
-        context: TxnContext | None = self.instance.unstored(local)
+        context: TxnContext | None = self.instance.unstored(local := TxnId(txn_id).local)
         if context is not None:
             return commit_protocols.current(context).state
         return self.instance.coordinator.orchestrator.finish(local).state

@@ -59,6 +59,7 @@ from txnkv.transaction import (
     Retries,
     Session,
     Transaction,
+    closing_once,
     ending_joined,
 )
 
@@ -156,18 +157,22 @@ class RemoteClient(RemoteHandle, Client):
         return Committer(self)
 
     def close(self) -> None:
-        if self._begins_to_close() and not self._channel.closed:
-            with ending_joined(self):
-                self.close_handles()
-                self.is_open = False
-                if "committer" in self.__dict__:
-                    self.committer.close()
-                self._channel.closing = True
-                for session in list(self.sessions):
-                    session.look_anew(self)  # waits for its request
-                if "pool" in self.__dict__:
-                    self.pool.shutdown()
-                self._channel.close()
+        with closing_once(self) as first:
+            if first and not self._channel.closed:
+                self._close()
+
+    def _close(self) -> None:
+        with ending_joined(self):
+            self.close_handles()
+            self.is_open = False
+            if "committer" in self.__dict__:
+                self.committer.close()
+            self._channel.closing = True
+            for session in list(self.sessions):
+                session.look_anew(self)  # waits for its request
+            if "pool" in self.__dict__:
+                self.pool.shutdown()
+            self._channel.close()
 
     @contextmanager
     def _asking_once(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ from txnkv.transaction.connection import (
     subscription_info,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.instance import Instance, keep_longer, open_instances
+from txnkv.transaction.instance import Instance, closing_once, keep_longer, open_instances
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import ROLLED_BACK, Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of, evolved_values

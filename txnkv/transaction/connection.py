@@ -10,7 +10,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from numbers import Integral
@@ -201,9 +201,8 @@ _JOINED: Final = weakref.WeakKeyDictionary[Any, JoinedTxn]()
 _ALONE: Final = SharedWeakSet[Any]()
 """Sessions outside of transactions; `_lost` of each tells that something in it is."""
 
-_joining: Final = new_lock()
-_ends_seen: Final = set[int]()
-"""Processes of `multiprocessing` that call `_at_exit`."""
+_ends_seen: Final[dict[int, object]] = {}
+"""By its id, a process of `multiprocessing` that calls `_at_exit`."""
 
 
 def note_joined(
@@ -219,17 +218,16 @@ def note_joined(
         txn: what the other two functions take.
         waiting: what waits there; it is said in the log if that is dropped before.
     """
-    with _joining:
-        _JOINED[txn] = JoinedTxn(weakref.ref(connection), write_out, drop)
-        _see_the_end()
+    _JOINED[txn] = JoinedTxn(weakref.ref(connection), write_out, drop)
+    _see_the_end()
     if waiting:
         WhenDropped(txn, _tell_lost, waiting, repr(txn.handle()))
 
 
 def _see_the_end() -> None:
-    if os.getpid() not in _ends_seen and (util := sys.modules.get("multiprocessing.util")):
-        _ends_seen.add(os.getpid())  # a process that it forked ends without `atexit`
-        util.Finalize(None, _at_exit, exitpriority=0)
+    util, mine = sys.modules.get("multiprocessing.util"), object()
+    if util is not None and _ends_seen.setdefault(os.getpid(), mine) is mine:
+        util.Finalize(None, _at_exit, exitpriority=0)  # a process that it forked has no `atexit`
 
 
 def _tell_lost(waiting: Sequence[Sized], name: str = "a session outside of transactions") -> None:
@@ -243,12 +241,13 @@ def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -
     process ends, what waits is flushed, or what this returns, its `_lost`, tells that it is lost.
     """
     lost = session._lost = WhenDropped(session, _tell_lost, waiting)
-    with _joining:
-        if connection._is_closing:
-            raise ClosedError(f"the client of {connection.path} was closed; connect again")
-        connection.sessions.add(session)
-        _ALONE.add(session)
-        _see_the_end()
+    connection.sessions.add(session)
+    _ALONE.add(session)
+    if connection._closing is not None:  # its close may have seen the others
+        connection.sessions.discard(session)
+        _ALONE.discard(session)
+        raise ClosedError(f"the client of {connection.path} was closed; connect again")
+    _see_the_end()
     return lost
 
 
@@ -304,12 +303,14 @@ def ending_joined(connection: Connection | None = None) -> Iterator[None]:
 
 def _joined(connection: Connection | None) -> list[tuple[Any, JoinedTxn]]:
     """Those of a client, which has none from then on; or all, which may be given more yet."""
-    with _joining:
-        if connection is None:
-            return list(_JOINED.items())
-        found = [each for each in _JOINED.items() if each[1].connection() is connection]
+    while True:
+        with suppress(RuntimeError):  # others came meanwhile
+            found = list(_JOINED.items())
+            break
+    if connection is not None:
+        found = [each for each in found if each[1].connection() is connection]
         for txn, _ in found:
-            del _JOINED[txn]
+            _JOINED.pop(txn, None)
     return found
 
 
@@ -354,7 +355,7 @@ class Connection:
 
     elsewhere: Callable[[str, Any], Any] | None = None
     addresses: tuple[str, ...] = ()
-    _is_closing = False
+    _closing: object = None  # how it is closed (`closing_once`)
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
@@ -367,12 +368,6 @@ class Connection:
 
     def _asking_once(self) -> AbstractContextManager[object]:
         return nullcontext()  # nothing is asked here
-
-    def _begins_to_close(self) -> bool:
-        """Tell whether it is for the caller to close it: no other thread has begun to."""
-        with _joining:
-            first, self._is_closing = not self._is_closing, True
-        return first
 
     def close_handles(self) -> None:
         """Give up what handles have; send what waits in them, and in sessions that flush by

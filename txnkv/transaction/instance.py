@@ -6,9 +6,12 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +21,9 @@ from txnkv.errors import ClosedError, TxnkvError, TxnNotFoundError, as_index
 from txnkv.storage import (
     Store,
     brief,
+    caller,
     later,
+    new_baton,
     new_rlock,
     not_waiting,
     require_same,
@@ -277,3 +282,30 @@ def _after_fork_in_child() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@contextmanager
+def closing_once(client: Any) -> Iterator[bool]:
+    """Tell in the block whether it is for the caller to close a client. Else that is closed, unless
+    the close may wait for the caller: by a thread that is at it, or one of the library's, where
+    callbacks are called.
+    """
+    who, here = caller(), threading.current_thread()
+    mine = os.getpid(), who, new_baton()
+    found = vars(client).setdefault("_closing", mine)
+    if found[0] != mine[0]:  # the parent of this process was at it
+        found = client._closing = mine
+    if found is not mine:
+        for_itself = who == here.ident and here.name.startswith("txnkv-")
+        if who != found[1] and (not for_itself or here.name.startswith("txnkv-aio")):
+            found[2].acquire()
+            found[2].release()
+        yield False
+        return
+    try:
+        yield True
+    except BaseException:
+        vars(client).pop("_closing", None)  # the next one tries again
+        raise
+    finally:
+        mine[2].release()

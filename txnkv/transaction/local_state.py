@@ -301,17 +301,34 @@ class LocalState:
             attempt.gate.release()
 
 
-class Alone(LocalState):
-    """That of a session in no transaction: `ending` is set when that is closed."""
+class Intake:
+    """The answer whether a session takes more: until it is closed, or its transaction ends.
 
-    def __init__(self) -> None:
-        super().__init__(stored=False)
+    Args:
+        local: of the transaction, or None.
+
+    Attributes:
+        closed: set under the session's lock, before its last flush.
+    """
+
+    closed = False
+
+    def __init__(self, local: LocalState | None) -> None:
+        self._local = local
+
+    @property
+    def ending(self) -> bool:
+        """What is taken now would wait behind the last flush."""
+        return self.closed or (self._local is not None and bool(self._local.ending))
 
     def require_more(self, what: str) -> None:
         """Refuse what would wait behind the last flush. Under the lock of that.
 
         Raises:
-            ClosedError: that has begun.
+            ClosedError: the session is closed.
+            InvalidTxnStateError: the transaction's end has begun.
         """
-        if self.ending:
+        if self.closed:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
+        if self._local is not None:
+            self._local.require_more(what)

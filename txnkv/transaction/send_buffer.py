@@ -50,7 +50,7 @@ from txnkv.topics import (
 )
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.local_state import LocalState
+from txnkv.transaction.local_state import Intake
 
 ValueSchema: TypeAlias = Mapping[str, str | pa.DataType | Column] | pa.Schema
 """Columns of values: as those of a `Schema`, or Arrow's."""
@@ -185,7 +185,7 @@ class SendBuffer:
                 self._lists[topic.id] = (topic, found[1])
             return found[1].append
 
-    def require_taken(self, local: LocalState, put: Callable[[Any], None], message: Any) -> None:
+    def require_taken(self, local: Intake, put: Callable[[Any], None], message: Any) -> None:
         """Take a message back that was put behind the last flush.
 
         Raises:

@@ -36,7 +36,7 @@ from txnkv.transaction.connection import (
     note_alone,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.local_state import Alone
+from txnkv.transaction.local_state import Intake
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, encoder_of, send_alone, send_in
 from txnkv.transaction.session_buffer import (
     Acks,
@@ -85,7 +85,7 @@ class Session(Closing):
         self._acks: list[Acks] = []
         self._unsent: tuple[Any, int] | None = None  # of `send_batch`: the data, and its messages
         self._connection, self._context, self._mode = connection, context, flush_mode
-        self._local = Alone() if context is None else context.local
+        self._local = Intake(None if context is None else context.local)
         self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._lock = new_rlock() if context is None or rows is None else context.lock
@@ -457,7 +457,7 @@ class Session(Closing):
     def _take_no_more(self) -> None:
         """Refuse rows and messages from here on: who closes it flushes or tells what there is."""
         with self._lock:
-            self._local.ending = "closed"
+            self._local.closed = True
             self._rows.withdraw()
             self.end()
 
@@ -470,8 +470,7 @@ class Session(Closing):
         if self._closed:
             return self._leave()
         try:
-            if self._lost is not None:
-                self._take_no_more()
+            self._take_no_more()
             if self._context is None or not self._context.local.ended:
                 self.flush()
             if self._lost is not None:  # or a thread would be woken to look for it
@@ -495,6 +494,7 @@ class Session(Closing):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
+            self._take_no_more()
             self.discard()
             self._closed = True  # a flush that was broken off is not waited for
         self.close()

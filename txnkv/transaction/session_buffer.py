@@ -36,7 +36,7 @@ from txnkv.transaction.connection import (
     acks_of,
 )
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.local_state import LocalState
+from txnkv.transaction.local_state import Intake
 from txnkv.transaction.send_buffer import Lone
 
 BUFFER_BYTES: Final = 64 << 20
@@ -236,12 +236,12 @@ class SessionRows:
         runs = self.runs
         return not runs or (len(runs) < _FEW and len(runs[-1].rows) < _FEW)
 
-    def expect(self, table: object, run: Run, lock: threading.RLock, local: LocalState) -> None:
+    def expect(self, table: object, run: Run, lock: threading.RLock, local: Intake) -> None:
         """Take more rows of a run by `more`, as long as it is the last and waits. Under the lock.
 
         Args:
             lock: held while rows are taken.
-            local: of the transaction.
+            local: of the session.
         """
         if run.shape is not None:
             self.table = None
@@ -255,7 +255,7 @@ class SessionRows:
     def _keep_more(
         self,
         lock: threading.RLock,
-        local: LocalState,
+        local: Intake,
         writer: RowWriter,
         op: str,
         values: Values,
