@@ -311,6 +311,24 @@ def test_what_comes_while_the_client_is_closed_is_refused(
     assert len(released) <= 1
 
 
+def test_acks_and_what_a_server_has_are_lost_with_a_word(
+    connect: Connect, client: txnkv.Client, table: txnkv.Table, caplog: Any
+) -> None:
+    topic, other = client.create_topic("e"), connect()
+    client.run(lambda txn: txn.send(topic, b"a"))
+    message, session = topic.subscribe("s").receive(timeout=5), other.new_session()
+    session.ack(other.topic("e").subscribe("other", "shared").info, message.id)
+    if other.elsewhere is not None:
+        for number in range(30):  # more than is kept here
+            session.insert("t", (number, "x" * 100_000))
+    waits = session.waiting()
+    assert session.has_pending
+    other.close()
+    assert f"messages that are lost ({waits})" in caplog.text
+    assert waits == (1 if other.elsewhere is None else 31)
+    assert table.count() == 0
+
+
 def test_a_close_that_was_broken_off_is_begun_again(
     connect: Connect, client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,24 +343,26 @@ def test_a_close_that_was_broken_off_is_begun_again(
         other.new_session()
 
 
-def test_a_client_that_the_collector_closes_while_a_session_is_made(client: txnkv.Client) -> None:
+def test_a_client_that_the_collector_closes_while_a_session_is_made(tmp_path: Path) -> None:
     """A lock was held, which the close wanted, too."""
+    path = tmp_path / "own"
 
     class Owner:
         def __init__(self) -> None:
-            self.client, self.own = txnkv.connect(client.path), self
+            self.client, self.own = txnkv.connect(path), self
 
         def __del__(self) -> None:
             self.client.close()
 
     before = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        for _ in range(20):
-            Owner()
-            client.new_session("auto_background").close()
-    finally:
-        gc.set_threshold(*before)
+    with txnkv.connect(path) as client:
+        gc.set_threshold(1)
+        try:
+            for _ in range(20):
+                Owner()
+                client.new_session("auto_background").close()
+        finally:
+            gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize("call", ["send", "insert"])

@@ -122,6 +122,15 @@ class Changes:
         return found
 
 
+class _Left:
+    """A number of rows, messages and acks that wait at the server."""
+
+    count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+
 class RemoteSession(RemoteHandle, Session):
     """See `txnkv.Session`.
 
@@ -155,7 +164,7 @@ class RemoteSession(RemoteHandle, Session):
         self._own = own
         self._mode: FlushMode = flush_mode
         self._changes = Changes()
-        self._left = False  # rows or messages wait at the server
+        self._left = _Left()
         self._ends = self._closed = self.given = False
         self._refused: list[RowError] = []
         self._lock = new_rlock()
@@ -170,7 +179,8 @@ class RemoteSession(RemoteHandle, Session):
             self.numbered(made_by.makes)
         else:
             self.make()
-        self._lost = note_alone(connection, self, (self._changes,)) if txn is None else None
+        if txn is None:
+            note_alone(connection, self, (self._changes, self._left))
         connection.sessions.add(self)
 
     def make(self) -> None:
@@ -188,7 +198,7 @@ class RemoteSession(RemoteHandle, Session):
         if self._txn is not None:
             return bool(self._txn._make_again())
         self.make()
-        lost, self._left = self._left, False
+        lost, self._left.count = self._left.count, 0
         return not lost
 
     # -- rows and messages -------------------------------------------------------------
@@ -302,8 +312,9 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("acknowledge")
         info = subscription_info(subscription)
         name = "ack_cumulative" if cumulative else "ack"
-        self._request(Call(self.twin, self, name, (info, ids_of(message, info))))
-        self._left = self._left or self._txn is None
+        self._request(Call(self.twin, self, name, (info, ids := ids_of(message, info))))
+        if self._txn is None:
+            self._left.count += len(ids)
         self._after_call()
 
     # -- flush -------------------------------------------------------------------------
@@ -371,7 +382,7 @@ class RemoteSession(RemoteHandle, Session):
             except UnavailableError:
                 raise
             except (RowErrors, InvalidTxnStateError) as error:
-                self._left = False
+                self._left.count = 0
                 if self._txn is not None and isinstance(error, InvalidTxnStateError):
                     self.sent()  # nobody takes it any more
                 raise
@@ -380,7 +391,7 @@ class RemoteSession(RemoteHandle, Session):
                     self._arrived()  # or not, and the server does not take it
                 raise
             if any(call.name.startswith("flush") for call in calls):
-                self._left = False
+                self._left.count = 0
                 self._room.empty()
             return found
 
@@ -393,8 +404,8 @@ class RemoteSession(RemoteHandle, Session):
         return do() if self._txn is None else self._txn.ask(do)
 
     def _arrived(self) -> None:
+        self._left.count += self._changes.count
         self.sent()
-        self._left = True
 
     # -- as it is ----------------------------------------------------------------------
 
@@ -421,10 +432,10 @@ class RemoteSession(RemoteHandle, Session):
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._changes.count) or self._left
+        return bool(self._changes.count or self._left)
 
     def waiting(self) -> int:
-        return self._changes.count
+        return self._changes.count + len(self._left)
 
     def __repr__(self) -> str:
         whose = "" if self._txn is None else f" of {self._txn!r}"
@@ -441,7 +452,7 @@ class RemoteSession(RemoteHandle, Session):
         if self._left and not self.channel.closed:
             with suppress(UnavailableError):
                 self.channel.call(Call(self.twin, self, "discard"))
-        self._left = False
+        self._left.count = 0
 
     def end(self) -> None:
         self._tables, self._topics = {}, {}

@@ -236,11 +236,11 @@ def _tell_lost(waiting: Sequence[Sized], name: str = "a session outside of trans
         _log.warning(said, name, lost)
 
 
-def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> WhenDropped:
+def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -> None:
     """Note a session outside of transactions, unless its client is being closed: then, or when the
-    process ends, what waits is flushed, or what this returns, its `_lost`, tells that it is lost.
+    process ends, what waits is flushed, or its `_lost`, made here, tells that it is lost.
     """
-    lost = session._lost = WhenDropped(session, _tell_lost, waiting)
+    session._lost = WhenDropped(session, _tell_lost, waiting)
     connection.sessions.add(session)
     _ALONE.add(session)
     if connection._closing is not None:  # its close may have seen the others
@@ -248,7 +248,6 @@ def note_alone(connection: Connection, session: Any, waiting: Sequence[Sized]) -
         _ALONE.discard(session)
         raise ClosedError(f"the client of {connection.path} was closed; connect again")
     _see_the_end()
-    return lost
 
 
 def close_sessions(sessions: Iterable[Any]) -> None:

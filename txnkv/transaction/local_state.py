@@ -318,7 +318,7 @@ class Intake:
 
     @property
     def ending(self) -> bool:
-        """What is taken now would wait behind the last flush."""
+        """Rows that are taken now would wait behind the last flush."""
         return self.closed or (self._local is not None and bool(self._local.ending))
 
     def require_more(self, what: str) -> None:
@@ -330,5 +330,5 @@ class Intake:
         """
         if self.closed:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
-        if self._local is not None:
+        if self._local is not None and self._local.ending:
             self._local.require_more(what)

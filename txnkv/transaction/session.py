@@ -19,7 +19,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import new_rlock, shielded, shielded_unless
+from txnkv.storage import WhenDropped, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, Outcome, arrow_input, require_operation
 from txnkv.topics import message_input, topic_catalog
 from txnkv.transaction.autocommit import Lot, Unsure, checked_acks, write_alone
@@ -71,6 +71,9 @@ class Session(Closing):
             with InvalidTxnStateError until a flush, and "auto_background" waits for its thread.
     """
 
+    _background: Background | None = None
+    _lost: WhenDropped | None = None
+
     def __init__(
         self,
         connection: Connection,
@@ -92,15 +95,14 @@ class Session(Closing):
         self._sending, self._rows.in_session = SendBuffer(self._lock), True
         self._turn, self.flushing = new_rlock(), False  # held while, and whether, a thread flushes
         self._errors = ErrorBuffer(self._lock, context)
-        self._background: Background | None = None
         if (lone := self._rows.lone) is not None:
             self._sending.appender(lone.topic)(lone.message)
             self._rows.lone = None
         INHERITED.add(self)
-        waits = self._rows, self._sending
-        self._lost = note_alone(connection, self, waits) if context is None else None
-        if context is not None and context.buffers is not None:
-            context.buffers += waits
+        if context is None:
+            note_alone(connection, self, (self._rows, self._sending, self._acks))
+        elif context.buffers is not None:
+            context.buffers += self._rows, self._sending
 
     # -- rows, batches ---------------------------------------------------------------
 
@@ -374,8 +376,7 @@ class Session(Closing):
         """Write the rows and send the messages that wait.
 
         Raises:
-            RowErrors: some were refused, in this flush or in the background since the last
-                one; the other rows stand.
+            RowErrors: some were refused, now or in the background since; the other rows stand.
         """
         self._before_flush()
         outcome, self._unsent = self._flush_all(), None
@@ -387,9 +388,8 @@ class Session(Closing):
         return self._errors.take()
 
     def __repr__(self) -> str:
-        whose = "" if self._context is None else f" of transaction {self._context.row.txn_id}"
-        closed = ", closed" if self._closed else ""
-        return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
+        of = "" if self._context is None else f" of transaction {self._context.row.txn_id}"
+        return f"<Session{of}, {self._mode}, {self.waiting()} waiting{', closed' * self._closed}>"
 
     @property
     def txn_id(self) -> TxnId | None:
@@ -431,7 +431,7 @@ class Session(Closing):
         with self._lock:
             self._rows.take()
         self._sending.discard()
-        self._acks, self._flushed, self._unsure, self._unsent = [], Outcome(), None, None
+        self._acks[:], self._flushed, self._unsure, self._unsent = [], Outcome(), None, None
         self._errors.forget()
         self.end()
 
@@ -565,7 +565,7 @@ class Session(Closing):
         self._ask_about_the_last()
         with self._lock:
             runs, parcels = self._rows.take(), self._sending.take()
-            acks, self._acks = self._acks, []
+            acks, self._acks[:] = self._acks[:], []
         if (lot := Lot(runs, parcels, acks)).is_empty:
             return
         try:
@@ -595,6 +595,6 @@ class Session(Closing):
     def _put_back(self, lot: Lot) -> None:
         with self._lock:
             self._rows.put_back(lot.runs)
-            self._acks = lot.acks + self._acks
+            self._acks[:0] = lot.acks
             self._room.take_back(sum(parcel.nbytes for parcel in lot.parcels))
             self._sending.put_back(lot.parcels)
