@@ -57,15 +57,7 @@ static int is_meant(run_t *self, PyObject *subscription) {
     const bool is_same = info == self->info;
     Py_DECREF(info);
     if (!is_same || self->clock == NULL) return 0;
-    if (!self->is_timed) return 1;
-    PyObject *clock = PyObject_GetAttr(self->clock, self->clock_name);
-    PyObject *now = clock == NULL ? NULL : PyObject_CallNoArgs(clock);
-    Py_XDECREF(clock);
-    if (now == NULL) return -1;
-    const uint64_t micros = PyLong_AsUnsignedLongLong(now);
-    Py_DECREF(now);
-    if (PyErr_Occurred() != NULL) return -1;
-    return micros <= self->deadline;
+    return self->is_timed ? clock_allows(self->clock, self->clock_name, self->deadline) : 1;
 }
 
 /* The offset behind the last in a set, or 0; -1: an error is set. */

@@ -20,3 +20,14 @@ PyObject *clock_monotonic(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     return micros(CLOCK_MONOTONIC, 0);
 }
+
+int clock_allows(PyObject *clock, PyObject *name, uint64_t deadline) {
+    PyObject *function = PyObject_GetAttr(clock, name);
+    PyObject *now = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    Py_XDECREF(function);
+    if (now == NULL) return -1;
+    const uint64_t micros = PyLong_AsUnsignedLongLong(now);
+    Py_DECREF(now);
+    if (PyErr_Occurred() != NULL) return -1;
+    return micros <= deadline;
+}

@@ -73,6 +73,10 @@ PyObject *wire_unpack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *clock_wall(PyObject *module, PyObject *none);
 PyObject *clock_monotonic(PyObject *module, PyObject *none);
 
+/* Whether a deadline has not passed by a clock, an object that has a function of this name: 1, 0, or -1
+ * with an error set. It may be Python's, and let other threads run. */
+int clock_allows(PyObject *clock, PyObject *name, uint64_t deadline);
+
 /* fill_holes(descriptor, length) and punch_hole(descriptor, offset, length): see hole.c. */
 PyObject *hole_fill(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *hole_punch(PyObject *module, PyObject *const *args, Py_ssize_t n);

@@ -124,14 +124,7 @@ static reader_t *reader_by(const writes_t *self, PyObject *table) {
 static int is_at_hand(const writes_t *self) {
     if (self->release == NULL) return 0;
     if (!self->timed) return 1;
-    PyObject *clock = PyObject_GetAttr(ground_of(self, CLOCK), ground_of(self, CLOCK_NAME));
-    PyObject *now = clock == NULL ? NULL : PyObject_CallNoArgs(clock);
-    Py_XDECREF(clock);
-    if (now == NULL) return -1;
-    const uint64_t micros = PyLong_AsUnsignedLongLong(now);
-    Py_DECREF(now);
-    if (PyErr_Occurred() != NULL) return -1;
-    return micros <= self->deadline;
+    return clock_allows(ground_of(self, CLOCK), ground_of(self, CLOCK_NAME), self->deadline);
 }
 
 /* Holds the lock of the transaction. What is to be called to free it; NULL, maybe with an error set:

@@ -174,6 +174,10 @@ class RemoteClient(RemoteHandle, Client):
                 self.pool.shutdown()
             self._channel.close()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._channel.closed
+
     @contextmanager
     def _asking_once(self) -> Iterator[None]:
         """Wait for a server that hangs once only, in the block."""

@@ -435,7 +435,7 @@ class RemoteSession(RemoteHandle, Session):
         return bool(self._changes.count or self._left)
 
     def waiting(self) -> int:
-        return self._changes.count + len(self._left)
+        return self._changes.count
 
     def __repr__(self) -> str:
         whose = "" if self._txn is None else f" of {self._txn!r}"

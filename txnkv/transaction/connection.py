@@ -365,6 +365,10 @@ class Connection:
         self.claims: dict[str, Any] = {}
         self.claiming = new_lock()
 
+    @property
+    def _is_over(self) -> bool:
+        return not self.is_open
+
     def _asking_once(self) -> AbstractContextManager[object]:
         return nullcontext()  # nothing is asked here
 

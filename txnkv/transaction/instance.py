@@ -305,7 +305,8 @@ def closing_once(client: Any) -> Iterator[bool]:
     try:
         yield True
     except BaseException:
-        vars(client).pop("_closing", None)  # the next one tries again
+        if not client._is_over:
+            vars(client).pop("_closing", None)  # the next one tries again
         raise
     finally:
         mine[2].release()
