@@ -4,7 +4,7 @@
  *     delivery = Delivery(store, counter, main)   StoreWords, what counts, by its `value`, and the
  *                                            thread that signals interrupt
  *     delivery.know(number)                  the change number as of which all of it is known; None
- *     delivery.offer(partition, ready, n)    the first n of a deque may be given
+ *     delivery.offer(partition, ready)       what is in a deque may be given
  *     delivery.receive() -> message or None  None: it takes a look
  *     delivery.unsure                        the message that this thread may not have: whoever has it
  *                                            sets it to None
@@ -78,11 +78,10 @@ static PyObject *delivery_offer(PyObject *object, PyObject *args) {
     delivery_t *self = (delivery_t *)object;
     long long partition;
     PyObject *ready;
-    Py_ssize_t n;
-    if (!PyArg_ParseTuple(args, "LOn:offer", &partition, &ready, &n)) return NULL;
+    if (!PyArg_ParseTuple(args, "LO:offer", &partition, &ready)) return NULL;
     PyObject *first = PyObject_GetAttrString(ready, "popleft");
     message_place_t place;
-    PyObject *next = first == NULL || n < 1 ? NULL : PySequence_GetItem(ready, 0);
+    PyObject *next = first == NULL ? NULL : PySequence_GetItem(ready, 0);
     const bool is_message = next != NULL && message_place(next, &place);
     Py_XDECREF(next);
     if (!is_message) {
@@ -97,7 +96,7 @@ static PyObject *delivery_offer(PyObject *object, PyObject *args) {
     self->first = first;
     self->partition = partition;
     self->next = place.offset;
-    self->left = n;
+    self->left = PySequence_Size(ready);
     Py_RETURN_NONE;
 }
 

@@ -6,6 +6,7 @@ import os
 import threading
 from array import array
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,10 +36,11 @@ class Consumer:
         self.delivery.know(10)
         self.ready = deque(map(message, offsets))
         if offsets:
-            self.delivery.offer(PARTITION, self.ready, len(offsets))
+            self.delivery.offer(PARTITION, self.ready)
         self.info = object()
         self.pending = Ranges()
         self.now = 7
+        self.time: Callable[[], int] = lambda: self.now
 
     def run(
         self,
@@ -52,9 +54,6 @@ class Consumer:
         where, clock = (TOPIC, partition, begin, end), SimpleNamespace(monotonic_micros=self.time)
         sets = own.bounds, self.pending.bounds
         return AckRun(self.delivery, self.acked, self.info, where, *sets, clock, deadline, more)
-
-    def time(self) -> int:
-        return self.now
 
     def take(self, run: AckRun, offset: int, **other: int) -> bool:
         return run.take(SimpleNamespace(info=self.info), message(offset, **other))
@@ -211,10 +210,10 @@ def test_a_clock_that_withdraws_and_one_that_fails() -> None:
     def failed() -> int:
         raise OSError
 
-    consumer.time = withdrawn  # type: ignore[method-assign]
+    consumer.time = withdrawn
     run = consumer.run(own)
     assert not consumer.take(run, 1)
-    consumer.time = failed  # type: ignore[method-assign]
+    consumer.time = failed
     with pytest.raises(OSError, match=r"^$"):
         consumer.take(consumer.run(own), 1)
     assert not own
@@ -235,8 +234,8 @@ def test_a_forked_child_gets_nothing() -> None:
     "call",
     [
         lambda c: Delivery(object(), c.delivered, 0),
-        lambda c: c.delivery.offer(0, deque(), 1),
-        lambda c: c.delivery.offer(0, deque([1]), 1),
+        lambda c: c.delivery.offer(0, deque()),
+        lambda c: c.delivery.offer(0, deque([1])),
         lambda c: c.delivery.withdraw("x", 1),
         lambda c: c.delivery.withdraw(1),
         lambda c: c.delivery.withdraw(None, None),

@@ -103,12 +103,13 @@ def test_snapshots_are_made_again(serving: Serving, store: txnkv.Client) -> None
     table.insert((1, "then"))
     serving.start()
     with txnkv.connect(serving.address) as client:
-        client.channel.patience = 300.0  # type: ignore[attr-defined]
+        channel: Any = vars(client)["_channel"]
+        channel.patience = 300.0
         held, dropped = client.snapshot(), client.snapshot()
         scan = client.table("brief").scan(snapshot=held)
         again(serving)
         assert held.get("brief", 1) == {"id": 1, "v": "then"}
-        client.channel.beat()  # type: ignore[attr-defined]
+        channel.beat()
         table.update((1, "now"))
         dropped.close()
         store.compact()
@@ -116,7 +117,7 @@ def test_snapshots_are_made_again(serving: Serving, store: txnkv.Client) -> None
         assert scan.to_arrow()["v"].to_pylist() == ["then"]
         del scan  # it may be read again
         held.close()
-        client.channel.beat()  # type: ignore[attr-defined]
+        channel.beat()
         table.update((1, "last"))
         store.compact()
         with pytest.raises(txnkv.HistoryExpiredError):

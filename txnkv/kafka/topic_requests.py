@@ -160,7 +160,8 @@ def _each(items: list[Any], do: Callable[[Any], dict[str, Any]]) -> list[dict[st
     for name, item in dict(zip(named, items, strict=True)).items():
         try:
             if times[name] > 1:
-                raise KafkaError(Code.INVALID_REQUEST, f"{name!r} comes {times[name]} times")
+                said = f"{name!r} comes {times[name]} times: name it once"
+                raise KafkaError(Code.INVALID_REQUEST, said)
             answers.append(do(item))
         except Exception as error:
             code, text = code_of(error)

@@ -24,6 +24,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.topics.subscriptions.subscription_tools import send
 from tools.interrupts import Interruption
 from txnkv.topics import Exclusive, ExclusiveReader
 from txnkv.transaction.context import TxnContext
@@ -209,9 +210,7 @@ def test_acks_of_many_threads(client: txnkv.Client, topic: txnkv.Topic) -> None:
     rolled back: each message is deleted once.
     """
     sub, count, workers = topic.subscribe("s"), 400, 4
-    with client.transaction() as txn:
-        for number in range(count):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(count))
     waiting, done, lock = list[txnkv.Message](), Counter[int](), threading.Lock()
     ended = threading.Event()
 
@@ -285,9 +284,7 @@ def test_threads_that_receive(client: txnkv.Client, kind: Any, most: int) -> Non
 
 def test_what_ends_the_short_cuts(client: txnkv.Client, topic: txnkv.Topic) -> None:
     """They are offered, and then the transaction, the consumer or the client is not open."""
-    with client.transaction() as txn:
-        for number in range(9):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(9))
     sub = topic.subscribe("s")
     had = [sub.receive(timeout=1) for _ in range(5)]
     txn = client.new_transaction()
@@ -303,8 +300,9 @@ def test_what_ends_the_short_cuts(client: txnkv.Client, topic: txnkv.Topic) -> N
     with pytest.raises(txnkv.TransactionTimedOutError):
         late.ack(sub, had[4])
     late.rollback()
+    soon: Any = "soon"
     with pytest.raises(TypeError):
-        sub.receive(timeout="soon")  # type: ignore[call-overload]
+        sub.receive(timeout=soon)
     other = txnkv.connect(client.path)
     txn = other.new_transaction()
     for message in had[2:4]:
@@ -322,9 +320,7 @@ def test_a_signal_keeps_no_message_back(
     client: txnkv.Client, topic: txnkv.Topic, calls: tuple[int, ...]
 ) -> None:
     """At each instant of a few calls: those that follow give all, once and in order."""
-    with client.transaction() as txn:
-        for number in range(6):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(6))
 
     def interrupted(n: int) -> Interruption:
         interruption, seen = Interruption(n), list[int]()
@@ -333,8 +329,8 @@ def test_a_signal_keeps_no_message_back(
             def receive() -> None:
                 for most in calls:
                     if most == 1:
-                        message = sub.receive(timeout=0)
-                        seen.append(message.offset)  # type: ignore[union-attr]
+                        found: Any = sub.receive(timeout=0)
+                        seen.append(found.offset)
                     else:
                         seen.extend(one.offset for one in sub.receive_many(most, timeout=0))
 
@@ -357,9 +353,7 @@ def test_a_signal_keeps_no_message_back(
 def test_another_thread_does_not_forget_what_the_main_one_may_not_have(
     client: txnkv.Client, topic: txnkv.Topic
 ) -> None:
-    with client.transaction() as txn:
-        for number in range(5):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(5))
     sub = topic.subscribe("s")
     seen = [sub.receive(timeout=0)]
     delivery = sub._delivery
@@ -375,9 +369,7 @@ def test_another_thread_does_not_forget_what_the_main_one_may_not_have(
 def test_a_run_that_was_replaced_takes_no_more(client: txnkv.Client, topic: txnkv.Topic) -> None:
     """Another thread may have it in its hand while the transaction commits."""
     subs = [topic.subscribe(name) for name in "ab"]
-    with client.transaction() as txn:
-        for number in range(9):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(9))
     had = [[sub.receive(timeout=0) for _ in range(9)] for sub in subs]
     txn = client.new_transaction()
     for number in range(3):
@@ -401,9 +393,7 @@ def test_an_ack_while_messages_are_offered(
     client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one of them, by another thread, between the look whether all are free and the offer."""
-    with client.transaction() as txn:
-        for number in range(8):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(8))
     with topic.consumer() as consumer:
         every = consumer.poll(timeout=0)
     sub, txn = topic.subscribe("s"), client.new_transaction()
@@ -430,9 +420,7 @@ def test_an_ack_while_messages_are_offered(
 def test_what_is_undone_after_a_look_that_failed(
     client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with client.transaction() as txn:
-        for number in range(4):
-            txn.send(topic, b"%d" % number)
+    send(client, *range(4))
     sub = topic.subscribe("s")
     assert [sub.receive(timeout=0) is not None for _ in range(4)] == [True] * 4
     with monkeypatch.context() as patched:

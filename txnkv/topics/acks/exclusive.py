@@ -289,7 +289,7 @@ class Exclusive:
             self.delivery.withdraw(None, 0)
             back = self._later or any(self._back.values())
             if not back and self.first_taken(id, ready[0].offset, _ALL) is None:
-                self.delivery.offer(number, ready, len(ready))
+                self.delivery.offer(number, ready)
 
     def mark(self, partition_id: int) -> int:
         """Return the offset below which all is deleted."""
