@@ -2,11 +2,14 @@
  *
  *     message_size(rows) -> (int, bool) | None    bytes of values and keys, and whether one has a key
  *     message_batch(rows, timestamp, txn_id, decided) -> bytes
+ *     put_message(put, room, value, key) -> a row     that was put; None: nothing was done
  *
  * A row is bytes, or a tuple of a value and a key that are bytes or None; where one has more,
  * there is no size. A batch is as `encode_batch` makes it of the same in Arrow. */
 #include "native/native.h"
 
+#include <float.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "common/bits.h"
@@ -64,6 +67,65 @@ PyObject *message_size(PyObject *module, PyObject *rows) {
     if (plain < 0) return NULL;
     if (!plain) Py_RETURN_NONE;
     return Py_BuildValue("(nN)", values + keys, PyBool_FromLong(keyed));
+}
+
+/* -- a message ----------------------------------------------------------------------------- */
+
+enum { ROW_BYTES = 8 /* of a row beside its fields */, FIELD_MAX = 1 << 24 };
+
+/* Bytes of a value or key that is bytes, text or None, a new reference; NULL, maybe with an error
+ * set: it is left to Python, which knows what to say of it. */
+static PyObject *field_of(PyObject *given) {
+    if (given == Py_None) return Py_NewRef(given);
+    PyObject *field = NULL;
+    if (PyBytes_CheckExact(given)) {
+        field = Py_NewRef(given);
+    } else if (PyUnicode_CheckExact(given)) {
+        field = PyUnicode_AsUTF8String(given);
+        if (field == NULL && PyErr_ExceptionMatches(PyExc_UnicodeError)) PyErr_Clear();
+    }
+    if (field != NULL && PyBytes_Size(field) > FIELD_MAX) Py_CLEAR(field);
+    return field;
+}
+
+/* What a list of one number has left; negative: nothing, or an error is set. */
+static double room_left(PyObject *room) {
+    PyObject *left = PyList_GetItem(room, 0);
+    return left == NULL ? -1 : PyFloat_AsDouble(left);
+}
+
+static int take_room(PyObject *room, PyObject *value, PyObject *key) {
+    const double left = room_left(room);
+    if (left > DBL_MAX) return 0; /* no limit */
+    const Py_ssize_t fields = field_len(value) + field_len(key);
+    const Py_ssize_t size = fields + (key == Py_None ? ROW_BYTES : 2 * ROW_BYTES);
+    PyObject *less = PyFloat_FromDouble(left - (double)size);
+    return less == NULL ? -1 : PyList_SetItem(room, 0, less);
+}
+
+static PyObject *put_fields(PyObject *put, PyObject *room, PyObject *value, PyObject *key) {
+    const bool bare = key == Py_None && value != Py_None;
+    PyObject *row = bare ? Py_NewRef(value) : PyTuple_Pack(2, value, key);
+    if (row == NULL) return NULL;
+    PyObject *done = NULL;
+    if (take_room(room, value, key) == 0) done = PyObject_CallFunctionObjArgs(put, row, NULL);
+    if (done == NULL) Py_CLEAR(row);
+    Py_XDECREF(done);
+    return row;
+}
+
+PyObject *put_message(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 4 || !PyList_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "put_message() takes a function, a list, a value and a key");
+        return NULL;
+    }
+    PyObject *value = NULL, *key = NULL, *row = NULL;
+    if (room_left(args[1]) > 0 && (value = field_of(args[2])) != NULL) key = field_of(args[3]);
+    if (key != NULL) row = put_fields(args[0], args[1], value, key);
+    Py_XDECREF(value);
+    Py_XDECREF(key);
+    return row == NULL && PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : row;
 }
 
 /* -- a batch ------------------------------------------------------------------------------ */

@@ -41,6 +41,7 @@ static PyMethodDef functions[] = {
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
+    {"put_message", (PyCFunction)(void (*)(void))put_message, METH_FASTCALL, NULL},
     {"take_in", (PyCFunction)(void (*)(void))payload_take_in, METH_FASTCALL, NULL},
     {"unpack", (PyCFunction)(void (*)(void))payload_unpack, METH_FASTCALL, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},

@@ -194,7 +194,8 @@ static PyObject *writes_put(PyObject *object, PyObject *const *args, Py_ssize_t 
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
-static PyObject *find_row(const writes_t *self, reader_t *reader, PyObject *key) {
+static PyObject *find_row(writes_t *self, reader_t *reader, PyObject *key) {
+    self->alike = 0; /* who reads between writes would have to wait for what waits */
     const reader_own_t own = {
         .sets = self->sets, .add_key = self->add_key, .snapshot = self->snapshot};
     return reader_find(reader, key, &own);

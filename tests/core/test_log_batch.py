@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from txnkv.core import (
     message_batch,
     message_size,
     place,
+    put_message,
     read_chunk,
     read_control,
     read_header,
@@ -449,3 +451,48 @@ def test_other_things_are_no_messages(rows: Any) -> None:
     for call in (message_size, lambda rows: message_batch(rows, 5, 0, False)):
         with pytest.raises(TypeError):
             call(rows)
+
+
+_GIVEN = {
+    "bytes": (b"v", None, b"v"),
+    "text": ("v\u20ac", None, "v\u20ac".encode()),
+    "with a key": (b"v", "k", (b"v", b"k")),
+    "no value": (None, b"k", (None, b"k")),
+    "nothing": (None, None, (None, None)),
+    "text that is no UTF-8": ("\ud800", None, None),
+    "a key of that": (b"v", "\ud800", None),
+    "another kind": (1, None, None),
+    "a key of another kind": (b"v", 1, None),
+    "bytes of another class": (bytearray(b"v"), None, None),
+    "too much to say at sight": (bytes((1 << 24) + 1), None, None),
+}
+
+
+@pytest.mark.parametrize("name", _GIVEN)
+@pytest.mark.parametrize("left", [math.inf, 100.0, 100, 1.0, 0, -5.0])
+def test_a_message_is_put_where_there_is_room(name: str, left: float) -> None:
+    value, key, row = _GIVEN[name]
+    rows, room = list[Any](), [left]
+    made = put_message(rows.append, room, value, key)
+    if left <= 0 or row is None:
+        assert (made, rows, room) == (None, [], [left])
+        return
+    assert made == row
+    assert rows == [row]
+    assert rows[0] is made
+    fields = sum(len(field or b"") for field in (row if isinstance(row, tuple) else (row, None)))
+    assert room == [left - fields - (8 if key is None else 16)]
+
+
+def test_a_message_that_cannot_be_put_is_an_error() -> None:
+    def fail(row: object) -> None:
+        raise MemoryError("no more")
+
+    with pytest.raises(MemoryError, match="no more"):
+        put_message(fail, [math.inf], b"v", None)
+    put: Any = put_message
+    for wrong in ((1, [1.0], b"v", None), (fail, ["a"], b"v", None), (fail, [], b"v", None)):
+        with pytest.raises((TypeError, IndexError)):
+            put(*wrong)
+    with pytest.raises(TypeError, match="a function, a list, a value and a key"):
+        put(fail, (1.0,), b"v", None)

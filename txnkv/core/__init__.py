@@ -166,6 +166,7 @@ from txnkv.core.native import (
     monotonic_micros,
     pack,
     punch_hole,
+    put_message,
     release_pages,
     sqlite_api,
     take_in,

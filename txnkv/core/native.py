@@ -101,6 +101,7 @@ messages = _native.messages
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
 punch_hole = _native.punch_hole
+put_message = _native.put_message
 take_in = _native.take_in
 unpack = _native.unpack
 wall_micros = _native.wall_micros
@@ -140,6 +141,7 @@ __all__ = [
     "pack",
     "pointer",
     "punch_hole",
+    "put_message",
     "readable",
     "release_pages",
     "sqlite_api",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
 from txnkv.storage import go_on
 from txnkv.tables.operations import DELETES, INSERTS
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import Schema, column_array
 
 TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
@@ -306,6 +306,44 @@ def key_values(schema: Schema, key: Any) -> tuple[Any, ...]:
     if any(value is None for value in values):
         raise SchemaError(f"a key has no nulls: {key!r}")
     return values
+
+
+def key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
+    """Return keys as arrays, one for each column of the key.
+
+    Raises:
+        SchemaError: one does not fit the table.
+        TypeError: it is no list of keys.
+    """
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    if len(schema.primary_key) == 1:
+        (name,) = schema.primary_key
+        at_once = _as_array(schema.columns[name].type, keys)
+        if at_once is not None:
+            return [at_once]
+    if isinstance(keys, pa.Array):
+        keys = keys.to_pylist()
+    if not isinstance(keys, Iterable) or isinstance(keys, pa.Table | pa.RecordBatch):
+        raise TypeError(f"keys is a list of keys, not {keys!r}")
+    rows = [row_values(schema, key, "delete") for key in keys]
+    return [
+        column_array(name, schema.columns[name].type, [row[i] for row in rows])
+        for i, name in enumerate(schema.primary_key)
+    ]
+
+
+def _as_array(kind: pa.DataType, keys: Sequence[Any]) -> pa.Array | None:
+    """Keys that can be seen to fit, without a look at each; None for others."""
+    if isinstance(keys, pa.Array):
+        return keys if keys.type == kind and keys.null_count == 0 else None
+    plain = int if pa.types.is_integer(kind) else str if pa.types.is_string(kind) else None
+    if not isinstance(keys, Sequence) or set(map(type, keys)) != {plain}:
+        return None
+    try:
+        return pa.array(keys, kind)
+    except (pa.ArrowInvalid, OverflowError, UnicodeError):
+        return None
 
 
 def _named(row: Any) -> Mapping[str, Any] | None:

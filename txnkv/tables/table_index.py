@@ -26,7 +26,7 @@ While an index is being built (`ready` is false) some rows have no entry yet, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -134,6 +134,10 @@ class TableIndex:
         """Return the key of the row of an entry, as `get` takes it."""
         key = self._row_key(entry)
         return key[0] if self._lone else key
+
+    def row_keys(self, entries: Iterable[dict[str, Any]]) -> Iterator[Any]:
+        """Yield the same of several."""
+        return (self.row_key(tuple(entry.values())) for entry in entries)
 
     def changes(self, old: Values | None, new: Values | None, find: Find) -> list[Entry]:
         """Return the entries to write for a row that changes.

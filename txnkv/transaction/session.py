@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from txnkv import core
 from txnkv.coordinator import TxnId
 from txnkv.errors import (
     ClosedError,
@@ -234,18 +235,14 @@ class Session(Closing):
             InvalidTxnStateError: the transaction is not open.
         """
         to, put, encode = short = self._short
-        room = self._room.left
         if topic is to and encode is not None:
             try:
                 value = encode(value)
             except SchemaError:
                 to = None  # the topic may have got another schema
-        bare = partition is headers is timestamp is deliver_at is None
-        if topic is to and bare and value.__class__ is bytes and room[0] > 0:
-            message = value if key is None else (value, key)
-            if key is None or key.__class__ is bytes:
-                put(message)
-                room[0] -= 8 + len(value) if key is None else 16 + len(value) + len(key)
+        if topic is to and partition is headers is timestamp is deliver_at is None:
+            message = core.put_message(put, self._room.left, value, key)
+            if message is not None:
                 if self._short is not short:  # flushed meanwhile
                     self._sending.require_taken(self._local, put, message)
                 return

@@ -18,14 +18,14 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.storage import brief, lengthy
-from txnkv.tables.arrow_input import key_values
+from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row, text_bytes
 from txnkv.tables.read.predicate import KeyRange, by_key, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
-from txnkv.tables.schema import Schema, column_array, normal
+from txnkv.tables.schema import Schema, normal
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex, find_index
 from txnkv.tables.tables import Tables
@@ -47,6 +47,12 @@ _SAMPLED: Final = 16
 
 _FEW_DEAR: Final = 256
 """Entries of an index whose rows are looked up one by one, where that is dear or many may come."""
+
+_FEW_VALUES: Final = 256
+_SEVERAL: Final = 4
+"""So many values, in all columns of rows that are got together, are looked up row by row; in each
+of several tablets, as arrays cost more there, but of so many at most.
+"""
 
 _MOST_MERGED: Final = 32 * core.FEW
 """Rows of all tablets of which the first ones by key are taken one by one."""
@@ -161,7 +167,7 @@ def _rows_by(
     entries = _entries(tables, view, index, [KeyRange(low, high)], core.FEW)
     if entries is None:
         return None
-    found_rows = _rows_of(tables, writer, view, index, entries) or ()
+    found_rows = _rows_of(tables, writer, view, index.row_keys(entries)) or ()
     return [row for row in found_rows if row is not None]
 
 
@@ -264,7 +270,8 @@ def _few_by_index(
             break  # it is told of all that is looked at
     if least is None:
         return None
-    found = _rows_of(tables, tables.row_writer(asked.table), view, *least, point.FEW_BYTES)
+    keys, writer = least[0].row_keys(least[1]), tables.row_writer(asked.table)
+    found = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
     return None if found is None or None in found else [row for row in found if row is not None]
 
 
@@ -286,16 +293,14 @@ def _rows_of(
     tables: Tables,
     writer: RowWriter,
     view: ReadView,
-    index: TableIndex,
-    entries: Sequence[dict[str, Any]],
+    keys: Iterable[Any],
     left: float = math.inf,
 ) -> list[dict[str, Any] | None] | None:
-    """The rows of some entries of an index; None where they have more than `left` bytes, about."""
+    """The rows with some keys; None where they have more than `left` bytes, about."""
     found: list[dict[str, Any] | None] = []
     look, at, own = writer.reader.get, view.snapshot, view.own
     alone = own is None and view.txn_id is None and view.reads is None
-    for entry in entries:
-        key = index.row_key(tuple(entry.values()))
+    for key in keys:
         row: Any = NotImplemented
         if alone:
             row = look(key, at, None)
@@ -314,7 +319,22 @@ def _rows_of(
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
-    return rows_with(tables, table, view, _key_columns(table.schema, keys))
+    columns, writer, rows = table.schema.columns, tables.row_writer(table), None
+    limit = _FEW_VALUES * min(len(writer.tablets), _SEVERAL) if writer.is_plain else 0
+    if isinstance(keys, list) and 0 < len(keys) * len(columns) <= limit:
+        with suppress(CorruptionError, SchemaError, TypeError):  # said below
+            rows = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
+    if rows is not None:
+        arrays = [
+            pa.array([None if row is None else row[name] for row in rows], column.type)
+            for name, column in columns.items()
+        ]
+        return pa.Table.from_arrays(arrays, schema=_nullable(table.schema))
+    return rows_with(tables, table, view, key_columns(table.schema, keys))
+
+
+def _nullable(schema: Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema.arrow])
 
 
 def rows_with(
@@ -322,7 +342,7 @@ def rows_with(
 ) -> pa.Table:
     """The same of keys by column, of the key's types."""
     schema = table.schema
-    result = pa.schema([field.with_nullable(True) for field in schema.arrow])
+    result = _nullable(schema)
     batch = pa.record_batch(columns, names=list(schema.primary_key))
     if batch.num_rows == 0:
         return result.empty_table()
@@ -353,38 +373,6 @@ def rows_with(
         return whole
     wanted = core.Rows.range(batch.num_rows).to_arrow()
     return whole.combine_chunks().take(pc.index_in(wanted, value_set=pa.concat_arrays(numbers)))
-
-
-def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
-    if len(schema.primary_key) == 1:
-        (name,) = schema.primary_key
-        at_once = _as_array(schema.columns[name].type, keys)
-        if at_once is not None:
-            return [at_once]
-    if isinstance(keys, pa.Array):
-        keys = keys.to_pylist()
-    if not isinstance(keys, Iterable) or isinstance(keys, pa.Table | pa.RecordBatch):
-        raise TypeError(f"keys is a list of keys, not {keys!r}")
-    rows = [key_values(schema, key) for key in keys]
-    return [
-        column_array(name, schema.columns[name].type, [row[i] for row in rows])
-        for i, name in enumerate(schema.primary_key)
-    ]
-
-
-def _as_array(kind: pa.DataType, keys: Sequence[Any]) -> pa.Array | None:
-    """Keys that can be seen to fit, without a look at each; None for others."""
-    if isinstance(keys, pa.Array):
-        return keys if keys.type == kind and keys.null_count == 0 else None
-    plain = int if pa.types.is_integer(kind) else str if pa.types.is_string(kind) else None
-    if not isinstance(keys, Sequence) or set(map(type, keys)) != {plain}:
-        return None
-    try:
-        return pa.array(keys, kind)
-    except (pa.ArrowInvalid, OverflowError, UnicodeError):
-        return None
 
 
 # -- many keys of one tablet ---------------------------------------------------------------
