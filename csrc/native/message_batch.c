@@ -2,6 +2,7 @@
  *
  *     message_size(rows) -> (int, bool) | None    bytes of values and keys, and whether one has a key
  *     message_batch(rows, timestamp, txn_id, decided) -> bytes
+ *     place(data, base_offset, commit_ts) -> bytes | int   a copy, placed; or why it is not
  *     put_message(put, room, value, key) -> a row     that was put; None: nothing was done
  *
  * A row is bytes, or a tuple of a value and a key that are bytes or None; where one has more,
@@ -230,4 +231,25 @@ PyObject *message_batch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (txn_id == UINT64_MAX && PyErr_Occurred() != NULL) return NULL;
     if (require_rows(args[0]) < 0) return NULL;
     return batch_of(args[0], timestamp, txn_id, args[3] == Py_True);
+}
+
+PyObject *place_batches(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 3) {
+        PyErr_SetString(PyExc_TypeError, "place() takes bytes, an offset and a timestamp");
+        return NULL;
+    }
+    char *data;
+    Py_ssize_t len;
+    const unsigned long long offset = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred() != NULL) return NULL;
+    const unsigned long long stamp = PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred() != NULL || PyBytes_AsStringAndSize(args[0], &data, &len) < 0) return NULL;
+    PyObject *placed = PyBytes_FromStringAndSize(data, len);
+    if (placed == NULL) return NULL;
+    uint8_t *out = (uint8_t *)PyBytes_AsString(placed);
+    const status_t status = batch_place(out, (size_t)len, offset, stamp);
+    if (status == STATUS_OK) return placed;
+    Py_DECREF(placed);
+    return PyLong_FromLong(status);
 }

@@ -40,6 +40,7 @@ static PyMethodDef functions[] = {
     {"messages", (PyCFunction)(void (*)(void))message_many, METH_FASTCALL, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
+    {"place", (PyCFunction)(void (*)(void))place_batches, METH_FASTCALL, NULL},
     {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
     {"put_message", (PyCFunction)(void (*)(void))put_message, METH_FASTCALL, NULL},
     {"take_in", (PyCFunction)(void (*)(void))payload_take_in, METH_FASTCALL, NULL},

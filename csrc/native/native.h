@@ -50,9 +50,10 @@ struct mem_row_set *mem_set_of(PyObject *object);
 /* messages(type, ...) -> list: see message.c. */
 PyObject *message_many(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
-/* message_size(rows), message_batch(rows, ...) and put_message(...): see message_batch.c. */
+/* message_size, message_batch, place and put_message: see message_batch.c. */
 PyObject *message_size(PyObject *module, PyObject *rows);
 PyObject *message_batch(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *place_batches(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *put_message(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */

@@ -26,7 +26,7 @@ from enum import IntEnum, IntFlag
 from itertools import chain
 from typing import Any, NamedTuple
 
-from txnkv.core.native import CoreError, check, ffi, lib, readable, writable
+from txnkv.core.native import CoreError, check, ffi, lib, place_batches, readable, writable
 
 HEADER_BYTES = 80
 CHUNK_BYTES = 24
@@ -279,13 +279,11 @@ def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:
     Raises:
         CoreError: these are no batches, or the offsets pass 2^63.
     """
-    out = bytes(memoryview(buf))
-    # Nobody else has the new object yet, so it may still be written.
-    status = lib.batch_place(writable_bytes(out), len(out), base_offset, commit_ts)
-    if status == lib.STATUS_LIMIT:
-        raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
-    check(status, "placing batches")
-    return out
+    made = place_batches(bytes(buf), base_offset, commit_ts)
+    if isinstance(made, int):
+        _refuse(made, base_offset)
+    assert isinstance(made, bytes)
+    return made
 
 
 def place_here(buf: Any, base_offset: int, commit_ts: int = 0) -> None:
@@ -295,7 +293,11 @@ def place_here(buf: Any, base_offset: int, commit_ts: int = 0) -> None:
         CoreError: as for `place`; nothing was changed then.
     """
     memory = writable(buf)
-    status = lib.batch_place(memory, len(memory), base_offset, commit_ts)
+    _refuse(lib.batch_place(memory, len(memory), base_offset, commit_ts), base_offset)
+
+
+def _refuse(status: int, base_offset: int) -> None:
+    """Raise for batches that cannot be placed."""
     if status == lib.STATUS_LIMIT:
         raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
     check(status, "placing batches")

@@ -100,6 +100,7 @@ message_size = _native.message_size
 messages = _native.messages
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
+place_batches = _native.place
 punch_hole = _native.punch_hole
 put_message = _native.put_message
 take_in = _native.take_in
@@ -139,6 +140,7 @@ __all__ = [
     "messages",
     "monotonic_micros",
     "pack",
+    "place_batches",
     "pointer",
     "punch_hole",
     "put_message",
