@@ -19,23 +19,22 @@ struct reader {
     uint64_t epoch;    /* for which it was confirmed */
     PyObject *places;  /* a tuple: by which bytes of a key its tablet is found; of several alone */
     bool indexed;
+    PyObject *indexes; /* a tuple, see index(); NULL: they are for Python */
 };
 
 enum { EACH = 3 /* of `tablets` */ };
 
-/* A tablet, as long as the tuple of tablets is held that it was taken from. */
-typedef struct {
-    published_t *published;
-    PyObject *id, *tablet;
-} place_t;
-
-static place_t place_of(const reader_t *self, Py_ssize_t number) {
-    return (place_t){(published_t *)PyTuple_GetItem(self->tablets, EACH * number),
+static reader_place_t place_of(const reader_t *self, Py_ssize_t number) {
+    return (reader_place_t){(published_t *)PyTuple_GetItem(self->tablets, EACH * number),
                      PyTuple_GetItem(self->tablets, EACH * number + 1),
                      PyTuple_GetItem(self->tablets, EACH * number + 2)};
 }
 
 bool reader_is_indexed(const reader_t *self) { return self->indexed; }
+
+PyObject *reader_indexes(const reader_t *self) { return self->indexes; }
+
+PyObject *reader_tablets(const reader_t *self) { return self->tablets; }
 
 row_table_t *reader_table(const reader_t *self) { return (row_table_t *)self->table; }
 
@@ -90,8 +89,7 @@ static bool step_place(PyObject *step, const row_bytes_t *key, uint64_t *number)
     return true;
 }
 
-/* A key's tablet; false: it does not follow from the key alone. */
-static bool find_place(const reader_t *self, const row_bytes_t *key, place_t *at) {
+bool reader_place(const reader_t *self, const row_bytes_t *key, reader_place_t *at) {
     const Py_ssize_t steps = PyTuple_Size(self->places);
     uint64_t number = 0;
     if (self->n == 0 || (self->n > 1 && steps == 0)) return false;
@@ -133,20 +131,20 @@ static bool number_of(PyObject *given, unsigned long long *out) {
 
 /* -- a transaction's own rows ---------------------------------------------------------------- */
 
-/* The set of a tablet among {id: MemRowSet}; NULL, maybe with an error set: there is none. */
-static mem_row_set_t *own_of(PyObject *own, PyObject *id) {
-    PyObject *set = PyDict_GetItemWithError(own, id);
+mem_row_set_t *reader_set(const reader_own_t *own, const reader_place_t *at) {
+    if (own->sets == NULL) return NULL;
+    PyObject *set = PyDict_GetItemWithError(own->sets, at->id);
     return set == NULL ? NULL : mem_set_of(set);
 }
 
 static bool is_tombstone(const mem_entry_t *entry) { return entry->row_len == UINT32_MAX; }
 
-/* Finds a row in a transaction's own set, NULL: it has none, or else in its snapshot, of which the
- * read set is told. */
-static published_status_t look(const place_t *at, const mem_row_set_t *own, const row_bytes_t *key,
-                               uint64_t snapshot, PyObject *add_key, row_bytes_t *row) {
+published_status_t reader_look(const reader_place_t *at, const reader_own_t *own,
+                               const row_bytes_t *key, row_bytes_t *row) {
+    const mem_row_set_t *set = reader_set(own, at);
+    if (set == NULL && PyErr_Occurred() != NULL) return PUBLISHED_ERROR;
     const mem_entry_t *entry =
-        own == NULL ? NULL : mem_row_set_get(own, key->data, key->len, 0, UINT64_MAX);
+        set == NULL ? NULL : mem_row_set_get(set, key->data, key->len, 0, UINT64_MAX);
     if (entry != NULL) {
         if (is_tombstone(entry)) return PUBLISHED_ABSENT;
         uint8_t *to = row_bytes_more(row, entry->row_len);
@@ -154,25 +152,20 @@ static published_status_t look(const place_t *at, const mem_row_set_t *own, cons
         copy_bytes(to, entry->row, entry->row_len);
         return PUBLISHED_FOUND;
     }
-    if (add_key != Py_None && note(add_key, at->id, key) < 0) return PUBLISHED_ERROR;
-    return published_find(at->published, NULL, key->data, key->len, snapshot, row);
+    if (own->add_key != Py_None && note(own->add_key, at->id, key) < 0) return PUBLISHED_ERROR;
+    return published_find(at->published, NULL, key->data, key->len, own->snapshot, row);
 }
 
 PyObject *reader_find(reader_t *self, PyObject *given, const reader_own_t *own) {
     PyObject *tablets = Py_NewRef(self->tablets); /* a look may let other threads run */
     row_bytes_t key, row;
-    place_t at;
+    reader_place_t at;
     row_bytes_init(&key);
     row_bytes_init(&row);
     published_status_t status = PUBLISHED_MISS;
     switch (row_table_key((row_table_t *)self->table, given, &key)) {
         case ROW_TABLE_OK:
-            if (find_place(self, &key, &at)) {
-                const mem_row_set_t *set = own->sets == NULL ? NULL : own_of(own->sets, at.id);
-                status = set == NULL && PyErr_Occurred() != NULL
-                             ? PUBLISHED_ERROR
-                             : look(&at, set, &key, own->snapshot, own->add_key, &row);
-            }
+            if (reader_place(self, &key, &at)) status = reader_look(&at, own, &key, &row);
             break;
         case ROW_TABLE_OTHER: break;
         case ROW_TABLE_ERROR: status = PUBLISHED_ERROR; break;
@@ -199,67 +192,6 @@ static PyObject *reader_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     return reader_find(self, args[0], &none);
 }
 
-static bool is_refused(int op, bool there) {
-    return there ? op == INSERT : op == UPDATE || op == DELETE;
-}
-
-/* Makes the bytes of a row, those of the old one for columns that are missing; OTHER is left to
- * Python. */
-static bool make_row(reader_t *self, int op, PyObject *values, const row_bytes_t *old, bool there,
-                     row_bytes_t *row) {
-    if (op == DELETE) return true;
-    row_bytes_t key;
-    row_bytes_init(&key);
-    const row_table_status_t status =
-        row_table_values((row_table_t *)self->table, values,
-                         there && op != INSERT ? old->data : NULL, old->len, &key, row);
-    row_bytes_free(&key);
-    return status == ROW_TABLE_OK;
-}
-
-static int write_at(reader_t *self, const place_t *at, int op, PyObject *values, reader_own_t *own,
-                    const row_bytes_t *key, row_bytes_t *old, row_bytes_t *row) {
-    const mem_row_set_t *seen = own_of(own->sets, at->id);
-    published_status_t found = PUBLISHED_ABSENT;
-    if (seen == NULL && PyErr_Occurred() != NULL) return LEFT;
-    if (op != PUT) found = look(at, seen, key, own->snapshot, own->add_key, old);
-    if (found != PUBLISHED_FOUND && found != PUBLISHED_ABSENT) return LEFT;
-    const bool there = found == PUBLISHED_FOUND;
-    if (is_refused(op, there) || !make_row(self, op, values, old, there, row)) return LEFT;
-    /* From here on nothing of Python runs; what did before may have put another set there. */
-    mem_row_set_t *set = own_of(own->sets, at->id);
-    if (set == NULL) return PyErr_Occurred() == NULL ? NO_SET : LEFT;
-    own->statement = ++*own->statements;
-    const status_t status = mem_row_set_put(set, key->data, key->len, own->statement,
-                                            op == DELETE ? NULL : row->data, row->len);
-    if (status != STATUS_OK) return LEFT;
-    own->bytes = key->len + row->len;
-    return op == DELETE ? DELETED : there ? UPDATED : INSERTED;
-}
-
-int reader_write(reader_t *self, int op, PyObject *values, reader_own_t *own, row_bytes_t *key) {
-    row_table_t *table = (row_table_t *)self->table;
-    PyObject *tablets = Py_NewRef(self->tablets);
-    row_bytes_t old, row;
-    place_t at;
-    int what = LEFT;
-    row_bytes_init(&old);
-    row_bytes_init(&row);
-    const row_table_status_t known = op == DELETE ? row_table_key_values(table, values, key)
-                                                  : row_table_key_of(table, values, key);
-    if (known == ROW_TABLE_OK && find_place(self, key, &at)) {
-        own->place = Py_NewRef(at.tablet);
-        what = write_at(self, &at, op, values, own, key, &old, &row);
-    }
-    row_bytes_free(&old);
-    row_bytes_free(&row);
-    Py_DECREF(tablets);
-    /* Python tells of an error, on its own way; a signal's is none. */
-    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) return FAILED;
-    PyErr_Clear();
-    return what;
-}
-
 /* -- the type -------------------------------------------------------------------------------- */
 
 reader_t *reader_of(PyObject *object) {
@@ -279,12 +211,48 @@ static PyObject *reader_confirm(PyObject *object, PyObject *epoch) {
 /* forget(): the tablets of a former schema, whoever keeps the reader. */
 static PyObject *reader_forget(PyObject *object, PyObject *none) {
     reader_t *self = (reader_t *)object;
-    PyObject *before = self->tablets, *empty = PyTuple_New(0);
+    PyObject *before = self->tablets, *empty = PyTuple_New(0), *indexes = self->indexes;
     (void)none;
     if (empty == NULL) return NULL;
     self->n = 0;
     self->tablets = empty;
+    self->indexes = NULL;
     Py_DECREF(before);
+    Py_XDECREF(indexes);
+    Py_RETURN_NONE;
+}
+
+static bool are_columns(const reader_t *self, PyObject *given) {
+    bool all = PyTuple_Check(given);
+    for (Py_ssize_t i = 0; all && i < PyTuple_Size(given); i++) {
+        const long column = PyLong_AsLong(PyTuple_GetItem(given, i));
+        all = column >= 0 && (uint32_t)column < row_table_columns(reader_table(self));
+    }
+    return all;
+}
+
+/* index(indexes): from now on rows are written with their entries. Of each index the reader of its
+ * entries, the columns of the row that an entry has, in its order, those that it is by and the row's
+ * key has not, and whether no two rows may have the same. */
+static PyObject *reader_index(PyObject *object, PyObject *given) {
+    reader_t *self = (reader_t *)object;
+    bool all = PyTuple_Check(given);
+    for (Py_ssize_t i = 0; all && i < PyTuple_Size(given); i++) {
+        PyObject *each = PyTuple_GetItem(given, i);
+        all = PyTuple_Check(each) && PyTuple_Size(each) == 4 &&
+              reader_of(PyTuple_GetItem(each, 0)) != NULL &&
+              are_columns(self, PyTuple_GetItem(each, 1)) &&
+              are_columns(self, PyTuple_GetItem(each, 2));
+    }
+    if (!all) {
+        if (PyErr_Occurred() == NULL) {
+            PyErr_SetString(PyExc_TypeError, "an index is (reader, columns, columns, unique)");
+        }
+        return NULL;
+    }
+    PyObject *before = self->indexes;
+    self->indexes = Py_NewRef(given);
+    Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
@@ -330,6 +298,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->tables);
     Py_VISIT(self->tablets);
     Py_VISIT(self->places);
+    Py_VISIT(self->indexes);
     return 0;
 }
 
@@ -339,6 +308,7 @@ static int reader_clear(PyObject *object) {
     Py_CLEAR(self->tables);
     Py_CLEAR(self->tablets);
     Py_CLEAR(self->places);
+    Py_CLEAR(self->indexes);
     return 0;
 }
 
@@ -355,6 +325,7 @@ static PyMethodDef methods[] = {
     {"confirm", reader_confirm, METH_O, NULL},
     {"forget", reader_forget, METH_NOARGS, NULL},
     {"get", (PyCFunction)(void (*)(void))reader_get, METH_FASTCALL, NULL},
+    {"index", reader_index, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

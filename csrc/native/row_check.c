@@ -122,6 +122,22 @@ bool row_table_is_whole(const row_table_t *table, PyObject *values) {
     return true;
 }
 
+bool row_table_lacks(const row_table_t *table, PyObject *values, uint32_t i) {
+    return PyTuple_GetItem(values, (Py_ssize_t)i) == table->missing;
+}
+
+uint32_t row_table_columns(const row_table_t *table) { return table->n; }
+
+PyObject *row_table_value(const row_table_t *table, PyObject *values, PyObject *old, uint32_t i) {
+    PyObject *value = values == NULL ? table->missing : PyTuple_GetItem(values, (Py_ssize_t)i);
+    if (value == table->missing) {
+        value = old == NULL ? NULL : PyDict_GetItemWithError(old, table->columns[i].name);
+    }
+    if (value != NULL) return Py_NewRef(value);
+    if (PyErr_Occurred() == NULL) PyErr_Format(PyExc_ValueError, "no value for column %u", i);
+    return NULL;
+}
+
 uint64_t row_table_size(PyObject *values) {
     const Py_ssize_t n = PyTuple_Size(values);
     uint64_t size = 8 * (uint64_t)n;

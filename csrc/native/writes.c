@@ -18,6 +18,7 @@
 
 enum { TABLES = 0, READERS = 1, CLOCK = 2, READER_NAME = 3, CLOCK_NAME = 4, GROUND = 5 };
 enum { ENTRY_BYTES = 8 /* of a row in a payload beside its key and values */ };
+enum { SETS = 8 /* that one row and its entries may want to be made, and one more */ };
 
 typedef struct {
     PyObject_HEAD
@@ -64,31 +65,43 @@ static PyObject *outcome_of(writes_t *self, int op, int what, const reader_own_t
                          (unsigned long long)own->statement);
 }
 
+/* Forgets what came behind a statement; an error is set. */
+static void undo(writes_t *self, uint64_t statement) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *done = PyObject_CallMethod((PyObject *)self, "_undo", "K", (unsigned long long)statement);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, trace);
+}
+
 /* Writes a checked row. A new reference: what became of it, or 0 where nothing was done. */
 static PyObject *write_row(writes_t *self, reader_t *reader, int op, PyObject *values) {
-    if (op == PUT && !row_table_is_whole(reader_table(reader), values)) op = UPSERT;
+    const bool asks = reader_is_indexed(reader) || !row_table_is_whole(reader_table(reader), values);
+    if (op == PUT && asks) op = UPSERT;
+    const uint64_t before = self->statements;
     reader_own_t own = {.sets = self->sets,
                         .add_key = self->add_key,
                         .snapshot = self->snapshot,
                         .statements = &self->statements};
     row_bytes_t key;
     row_bytes_init(&key);
-    int what = reader_write(reader, op, values, &own, &key);
-    if (what == NO_SET) {
+    int what = row_write(reader, op, values, &own, &key);
+    for (int tries = 0; what == NO_SET; tries++) {
         PyObject *made = PyObject_CallMethod((PyObject *)self, "_of", "O", own.place);
         Py_XDECREF(made);
         Py_CLEAR(own.place);
         key.len = 0;
-        what = made == NULL ? FAILED : reader_write(reader, op, values, &own, &key);
-        if (what == NO_SET) what = LEFT;
+        what = made == NULL ? FAILED : row_write(reader, op, values, &own, &key);
+        if (what == NO_SET && tries == SETS) what = LEFT;
     }
+    if (what == FAILED && self->statements != before) undo(self, before);
     PyObject *outcome = NULL;
     if (what == LEFT) {
         outcome = PyLong_FromLong(LEFT);
     } else if (what != FAILED) {
-        self->rows++;
-        self->bytes += (int64_t)own.bytes + ENTRY_BYTES;
-        if (what != INSERTED || op == PUT) self->replaces = true;
+        self->rows += own.rows;
+        self->bytes += (int64_t)own.bytes + ENTRY_BYTES * own.rows;
+        if (what != INSERTED || op == PUT || own.rows > 1) self->replaces = true;
         outcome = outcome_of(self, op, what, &own, &key);
     }
     Py_XDECREF(own.place);
@@ -161,7 +174,7 @@ static int put_locked(writes_t *self, PyObject *table, int op, PyObject *row) {
     PyObject *values, *outcome = NULL;
     PyObject *told = Py_NewRef(self->told); /* a write may let other threads run */
     row_table_status_t status = ROW_TABLE_OTHER;
-    if (!reader_is_indexed(reader) && !is_of_many(self, (PyObject *)reader, op)) {
+    if (!is_of_many(self, (PyObject *)reader, op)) {
         row_table_t *rows = reader_table(reader);
         status = op == DELETE ? row_table_check_key(rows, row, &values)
                               : row_table_check(rows, row, op != INSERT, &values);

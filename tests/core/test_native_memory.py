@@ -63,6 +63,7 @@ UNDER_SANITIZERS = (
     "tests/tables/test_short_scans.py",
     "tests/tables/test_key_types.py",
     "tests/tables/test_types.py",
+    "tests/tables/test_index_entries.py",
 )
 
 
@@ -96,6 +97,8 @@ class Tablet:
         self.begin: Callable[[], Any] = object
         self.put()
 
+    id, width = 1, 8
+
     def id_of(self, txn: object) -> int:
         return TXN
 
@@ -104,6 +107,25 @@ class Tablet:
             self.epoch[0], self.word, self, *self.layers.addresses, 0, 0,
             lambda: self.begin(), TXN, False,
         )  # fmt: skip
+
+
+class Entries(Tablet):
+    """Of an index, that has none of them so far: two columns, of which the key is as many."""
+
+    width = 0
+
+    def __init__(self, id: int, unique: bool, types: dict[str, pa.DataType]) -> None:
+        self.id, rest = id, [*types.values()][1 if unique else 2 :]
+        self.epoch, self.word = array("Q", [1]), array("Q", [10])
+        self.shown = array("Q", [10, SNAPSHOT, NO_NUMBER, NO_NUMBER, SNAPSHOT])
+        self.layout = core.RowLayout(rest)
+        value = self.layout.encode_one([0] * len(rest))
+        self.layers = Layers(self.layout, value, MemRowSet(0), 0, [])
+        self.published = core.PublishedRows(self.epoch, self.shown, self.id_of)
+        self.begin: Callable[[], Any] = object
+        self.put()
+        table = core.row_table(types, [], [*types][: 1 if unique else 2], MISSING)
+        self.reader = core.RowReader(table, None, (self.published, id, self), 0, (), False)
 
 
 def test_a_reader_that_forgets_its_tablets_while_it_reads() -> None:
@@ -163,7 +185,11 @@ class Rows(core.Writes):
     """Those of a transaction, which has a set for each tablet that is asked for."""
 
     def _of(self, tablet: Tablet) -> None:
-        self.memories[1] = MemRowSet(8)
+        self.memories[tablet.id] = MemRowSet(tablet.width)
+
+    def _undo(self, statement: int) -> None:
+        for id, memory in self.memories.items():
+            self.memories[id] = memory.copy(0, statement)
 
 
 # -- memory that is short -------------------------------------------------------------------
@@ -236,6 +262,32 @@ def calls() -> dict[str, Callable[[], Any]]:
             raise MemoryError
         rows.withdraw()
         return found, [each if isinstance(each, int) else each[1:] for each in told]
+
+    texts = Entries(2, True, {"s": pa.string(), "k": pa.int64()})
+    blobs = Entries(3, False, {"b": pa.binary(), "k": pa.int64()})
+    indexed = core.RowReader(table, tables, (tablet.published, 1, tablet), 3, (), True)
+    indexed.index(((texts.reader, (1, 0), (1,), True), (blobs.reader, (4, 0), (4,), False)))
+
+    versions = [[0, 0, 0], [1, 1, 1], [2, 3, 3], [3, 3, 4], [4, 4, 5]]  # behind each row
+    four = [
+        (0, (7, "another", *values[2:])),
+        (2, (5, "text", *check.take(part)[2:])),
+        (1, (6, *values[1:3], None, None)),
+        (3, (7,)),
+    ]
+
+    def with_entries() -> list[Any]:
+        """As `written`; where memory is short a row is there with all of its entries, or not."""
+        rows, made = begun(), list[Any]()
+        try:
+            for op, given in four:
+                if not (what := rows.write(indexed, op, given)):
+                    raise MemoryError
+                made.append(what)
+        finally:
+            sets = rows.memories
+            assert [sets[id].n if id in sets else 0 for id in (1, 2, 3)] in versions
+        return made
 
     packed, told = core.pack(sections, 9), {"a": [1, 2.5, "x", b"y", None, 2**70], "b": {"c": "d"}}
 
@@ -314,6 +366,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a row that is not there": lambda: reader.get(9, SNAPSHOT),
         "rows of a transaction": written,
         "calls of a transaction": called,
+        "rows with entries in indexes": with_entries,
         "a write with SQLite": committed,
     }
 

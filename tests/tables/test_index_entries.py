@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +15,7 @@ import txnkv
 from tests import internals
 from tests.tables.people import SCHEMA, batch, ids
 from txnkv.client import indexes
+from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.write import index_changes
 
 
@@ -144,3 +148,86 @@ def test_a_value_beside_the_index_is_not_decoded(client: txnkv.Client) -> None:
     assert table.count(where=[("d", "=", 2), ("n", "=", 4)]) == 1
     table.delete(1)
     assert table.count() == 0
+
+
+SHAPES = {
+    "one key": ({"id": "int64"}, None),
+    "two keys, in parts": ({"t": "string", "id": "int16"}, txnkv.hash_partition("id", 3)),
+}
+INDEXES = {"s": True, ("g", "b"): False, ("f", "s"): True, ("x",): False}
+
+
+def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
+    """What became of calls of every kind, rows and entries at the end included."""
+    chance, said = random.Random(seed), list[str]()
+    key, partitioning = SHAPES[shape]
+    others = {"s": "string?", "g": "int32?", "b": "bool", "f": "float64?", "x": "binary?"}
+    values: dict[str, list[Any]] = {
+        "t": ["", "a\0", "a"],
+        "id": list(range(12)),
+        "s": [None, "", *map(str, range(8))],
+        "g": [None, 1, 2],
+        "b": [True, False],
+        "f": [None, 0.0, -0.0, 1.5, float("nan")],
+        "x": [None, b"", b"x"],
+    }
+    schema = txnkv.Schema({**key, **others}, primary_key=[*key])
+    with txnkv.connect(path) as client:
+        table = client.create_table("t", schema, partition_by=partitioning)
+        for columns, unique in INDEXES.items():
+            client.create_index(table, columns, unique=unique)
+
+        def call(to: Any) -> None:
+            op = chance.choice(["insert", "upsert", "update", "delete"])
+            op += chance.choice(["", "", "_ignore"]) if op != "upsert" else ""
+            row = {name: chance.choice(values[name]) for name in key}
+            if op.startswith("delete"):
+                getattr(to, op)(table, tuple(row.values()) if len(row) > 1 else row["id"])
+                return
+            whole = op.startswith("insert") or chance.random() < 0.5
+            row |= {n: chance.choice(values[n]) for n in others if whole or chance.random() < 0.4}
+            getattr(to, op)(table, row)
+
+        def transaction() -> None:
+            with client.transaction(isolation=isolation) as txn:
+                to = txn.new_session() if chance.random() < 0.3 else txn
+                for _ in range(chance.choice([1, 2, 5, 40])):
+                    call(to)
+                    if chance.random() < 0.3:
+                        said.append(str(txn.get(table, (0,) if len(key) == 1 else ("a", 3))))
+                if chance.random() < 0.5:
+                    said.append(str(txn.flush() if to is txn else to.flush()))
+                if chance.random() < 0.2:
+                    txn.rollback()
+
+        for _ in range(60):
+            try:
+                transaction()
+            except txnkv.RowErrors as error:
+                said += [f"{each.op} {each.key} {each.error}" for each in error.errors]
+            except txnkv.SchemaError as error:
+                said.append(str(error))
+            if chance.random() < 0.1:
+                internals.flush(client)
+        assert client.check().ok
+        said += map(str, table.scan(ordered=True))
+        for columns in INDEXES:
+            names = (columns,) if isinstance(columns, str) else columns
+            for wanted in product(*(values[name] for name in names)):
+                said += map(str, table.get_by(names, wanted))
+    return said
+
+
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_written_with_their_entries_as_by_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, isolation: str
+) -> None:
+    """C writes the entries of rows that come one by one; where it may not, Python does."""
+    for seed in range(3):
+        native = program(tmp_path / f"{seed}", shape, seed, isolation)
+        with monkeypatch.context() as patch:
+            patch.setattr(RowWriter, "native_entries", property(lambda _: False, lambda *_: None))
+            patch.setattr(RowWriter, "is_plain", False)
+            slow = program(tmp_path / f"{seed} slow", shape, seed, isolation)
+        assert native == slow

@@ -126,7 +126,10 @@ class RowWriter:
         reader: of rows by key, where no step of Python is needed.
         lone: the tablet, where there is one.
         key_of: the key's values of a row in schema order.
+        native_entries: C writes its indexes, too; where that was asked for.
     """
+
+    native_entries = False
 
     def __init__(
         self,
@@ -134,13 +137,14 @@ class RowWriter:
         tablets: Sequence[Tablet],
         tables: object,
         indexes: Callable[[], Sequence[TableIndex]],
+        writer_of: Callable[[TableInfo], RowWriter],
     ) -> None:
         schema = table.schema
         self.table = table
         self.schema = schema
         self.checker = RowChecker(schema)
         self.tablets = tablets
-        self._ask_indexes = indexes
+        self._ask_indexes, self._writer_of = indexes, writer_of
         self.codec = self.tablets[0].codec
         self.layout = self.tablets[0].layout
         names = schema.names
@@ -167,7 +171,16 @@ class RowWriter:
         Raises:
             SchemaChangedError: the table has not all of them any more.
         """
-        return self._ask_indexes()
+        found, place, known = self._ask_indexes(), self.schema.position, []
+        for each in found:
+            of = self._writer_of(each.tablet.table)
+            if each.ready and of.is_plain:
+                columns = tuple(map(place, (*each.key, *each.rest)))
+                known.append((of.reader, columns, tuple(map(place, each.beside)), each.checked))
+        if len(known) == len(found):
+            self.reader.index(tuple(known))
+            self.native_entries = True
+        return found
 
     @CachedProperty
     def indexed(self) -> Callable[[bytes], Values]:

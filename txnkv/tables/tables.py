@@ -182,7 +182,8 @@ class Tables(Catalog[TableInfo]):
         at = table.id, table.since
         found = self._writers.get(at)
         if found is None:
-            made = RowWriter(table, self.tablets(table), self, lambda: self.indexes(table))
+            asked = (lambda: self.indexes(table)), self.row_writer
+            made = RowWriter(table, self.tablets(table), self, *asked)
             found = self._writers.setdefault(at, made)
         return found
 

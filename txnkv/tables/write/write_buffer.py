@@ -194,16 +194,16 @@ class SmallWrites(core.Writes):
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool
     ) -> Outcome | None:
         """The same; None where C has left too many of them to Python, which began with those."""
-        rule, simple = RULES[op], not writer.indexes
+        rule, simple, slowly = RULES[op], not writer.indexes, not writer.counts_singly(op)
         puts = simple and op == "upsert" and not counted
         native, reader = PUT if puts else NATIVE[op], writer.reader
         made, written, slow = Outcome(), list[Written](), 0
         for values in rows:
-            what = self.write(reader, native, values) if simple and self._staged is None else 0
+            what = self.write(reader, native, values) if self._staged is None else 0
             if what:
                 written.append(what)
                 continue
-            slow += simple
+            slow += slowly
             if slow > _SLOW_ROWS:
                 return None
             if puts and MISSING not in values:
@@ -232,9 +232,10 @@ class SmallWrites(core.Writes):
         native = PUT if op == "upsert" else NATIVE[op]
         if self.many(writer.reader, native):
             return 0
-        if writer.indexes:
-            return self._write_with_entries(writer, op, values)
+        slowly = bool(writer.indexes)  # C knows of them from then on
         written: Written = self.write(writer.reader, native, values)
+        if slowly and written == 0:
+            return self._write_with_entries(writer, op, values)
         return written
 
     @brief
@@ -394,7 +395,8 @@ class SmallWrites(core.Writes):
 
 def few_rows(writer: RowWriter, reads: ReadSet | None, *, stored: bool) -> int:
     """Return how many rows of one kind are better written one by one."""
-    if writer.indexes or reads is not None or stored:
+    dear = bool(writer.indexes) and not writer.native_entries
+    if dear or reads is not None or stored:
         return min(FEW_ROWS, _SLOW_ROWS)
     return FEW_ROWS if writer.is_plain else min(FEW_ROWS, _DEAR_ROWS)
 
