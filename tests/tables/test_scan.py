@@ -540,3 +540,21 @@ def test_conditions_on_decimals_of_hundreds(client: txnkv.Client) -> None:
             wanted = [v for v in values if compare(v, 300) and (name == "d" or v >= 0)]
             found = table.scan(["d"], [(name, op, 300)], ordered=True).to_arrow()
             assert found["d"].to_pylist() == wanted, (op, name)
+
+
+def test_a_merge_takes_no_reader_for_each_row_set(
+    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
+) -> None:
+    """LMDB has 1,024 slots of readers: beyond so many row sets nothing was read in key order."""
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    for n in range(12):
+        for key in (n, 1000 - n):
+            table.insert({"id": key})
+        internals.flush(client)
+    assert client.stats()["tables"]["t"]["row_sets"] == 12
+    found = table.scan(ordered=True).to_arrow().column("id").to_pylist()
+    assert found == [*range(12), *range(989, 1001)]
+    (tablet,) = internals.tables(client).tablets(table.info)
+    opened = tablet.environment()._lmdb
+    assert opened is not None
+    assert opened.env.info()["num_readers"] <= 4  # the most that there were

@@ -105,6 +105,7 @@ class Read:
             for value in pages.seen or ():
                 core.release_pages(value)
         finally:
+            del pages.txn  # a generator may keep the pages: not a reader's slot with them
             self._environment.end_read(self._scope)
         if isinstance(error, lmdb.Error):
             self._environment.fail(error)
