@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -136,6 +137,26 @@ def test_indexed_times_that_python_has_not(client: txnkv.Client, kind: str, uniq
     table.insert({"id": 0, "at": last, "n": 6})
     assert table.count(where=[("at", "=", last)]) == table.count() == 1
     assert [each.columns for each in table.indexes] == [index.columns]
+
+
+def test_decimals_of_hundreds_in_the_key_and_indexed(client: txnkv.Client) -> None:
+    """Arrow compares none of a scale below zero."""
+    columns = {"k": "decimal128(5, -2)", "d": "decimal128(5, -2)?", "u": "int64?"}
+    table = client.create_table("hundreds", txnkv.Schema(columns, ["k"]))
+    client.create_index(table, "d")
+    client.create_index(table, "u", unique=True)
+    keys, us = [Decimal(n) for n in (-700, 300, 1200)], [1, 2, 3]
+    kind = pa.decimal128(5, -2)
+    for op, ds in [("insert", keys), ("upsert", keys[::-1]), ("update", [None, *keys[1:]])]:
+        rows = {"k": pa.array(keys, kind), "d": pa.array(ds, kind), "u": us}
+        with client.transaction() as txn:
+            txn.write(table, pa.table(rows), op)
+        assert table.get_by("d", 300) == [{"k": 300, "d": 300, "u": 2}]
+    assert [len(table.get_by("d", key)) for key in keys] == [0, 1, 1]
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"k": rows["k"], "u": [2, 3, 1]}), "update")
+    assert table.get_by("u", 1) == [{"k": 1200, "d": 1200, "u": 1}]
+    assert client.check().problems == []
 
 
 def test_a_value_beside_the_index_is_not_decoded(client: txnkv.Client) -> None:

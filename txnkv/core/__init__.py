@@ -59,6 +59,7 @@ from txnkv.core.column_types import (
     cast,
     castable,
     column_type,
+    comparable,
     element_type,
     inexact,
     is_text,

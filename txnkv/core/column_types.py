@@ -167,6 +167,13 @@ def storage_type(given: pa.DataType) -> pa.DataType:
     return given.storage_type if isinstance(given, pa.BaseExtensionType) else given
 
 
+def comparable(column: pa.Array) -> pa.Array:
+    """Return a column as Arrow's kernels compare it: UUIDs as bytes, 7 hundreds, decimals, as 7."""
+    if pa.types.is_decimal(column.type) and column.type.scale < 0:
+        return column.view(pa.decimal128(column.type.precision, 0))
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
 def column_type(given: pa.DataType) -> pa.DataType:
     """The type in which a column of Arrow type `given` is stored.
 

@@ -104,7 +104,8 @@ class Predicate:
             return pc.is_valid(column)
         if self.op == "in":
             return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
-        return getattr(pc, _COMPARE[self.op][0])(_plain(column), _plain(self.values)[0])
+        compare = getattr(pc, _COMPARE[self.op][0])
+        return compare(core.comparable(column), core.comparable(self.values)[0])
 
     def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of some rows that satisfy it, of a type whose values Python compares as Arrow."""
@@ -134,18 +135,11 @@ class Predicate:
         return any(_may_compare(self.op, key, zone) for key in self.keys)
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Return a column as Arrow's kernels compare it: UUIDs as bytes, 7 hundreds, decimals, as 7."""
-    if pa.types.is_decimal(column.type) and column.type.scale < 0:
-        return column.view(pa.decimal128(column.type.precision, 0))
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
-
-
 def _one_zero(column: pa.Array) -> pa.Array:
     """The same without -0.0, which equals 0.0, and is not in [0.0] for Arrow."""
     if pa.types.is_floating(column.type):
         return pc.add(column, pa.scalar(0, column.type))
-    return _plain(column)
+    return core.comparable(column)
 
 
 def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:

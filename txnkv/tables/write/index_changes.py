@@ -319,7 +319,8 @@ def _own(
     """Which entries are there as those of their rows."""
     same: Any = pa.repeat(True, entries.n)
     for column, name in zip(there, index.rest, strict=True):
-        a, b = plain(entries.each(column)), plain(key[name].take(entries.rows))
+        a = core.comparable(entries.each(column))
+        b = core.comparable(key[name].take(entries.rows))
         equal = pc.equal(a, b)
         if pa.types.is_floating(a.type):
             equal = pc.or_(equal, pc.and_(pc.is_nan(a), pc.is_nan(b)))
@@ -417,10 +418,6 @@ def _equal(a: Columns, b: Columns, names: Sequence[str], n: int) -> pa.BooleanAr
     """Which rows have the same values in two places; those with a null have not."""
     found: Any = pa.repeat(True, n)
     for name in names:
-        found = pc.and_(found, pc.fill_null(pc.equal(plain(a[name]), plain(b[name])), False))
+        same = pc.equal(core.comparable(a[name]), core.comparable(b[name]))
+        found = pc.and_(found, pc.fill_null(same, False))
     return found
-
-
-def plain(column: pa.Array) -> pa.Array:
-    """Return a column as Arrow's kernels compare it: UUIDs as their bytes."""
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
