@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -65,6 +67,35 @@ def test_values_of_others(tmp_path: Path, kind: str) -> None:
         lines += [f"t.get({at})", f"t.count([('v', '=', {value})])", f"t.update({value})"]
         lines += [f"t.get({value})", f"t.delete({value})", "t.get_many([1])"]
     _run("\n".join(lines), tmp_path, _names())
+
+
+DAYS = pa.array([date(2026, 1, 2), None, date(2026, 1, 3)])
+DICTIONARIES = {
+    "date32": DAYS.dictionary_encode(),
+    "timestamp[us]": DAYS.cast(pa.timestamp("us")).dictionary_encode(),
+    "decimal128(5, -2)": pa.array([Decimal(700), None], pa.decimal128(5, -2)).dictionary_encode(),
+    "list<date32>": pa.ListArray.from_arrays([0, 2, 3], DAYS.dictionary_encode()),
+    "struct<a: date32>": pa.StructArray.from_arrays([DAYS.dictionary_encode()], ["a"]),
+    "uuid": pa.DictionaryArray.from_arrays([1, None], pa.array([UUID(int=5).bytes] * 2, pa.uuid())),
+}
+
+
+@pytest.mark.parametrize("kind", DICTIONARIES)
+def test_dictionaries_of_every_value(
+    store: txnkv.Client, remote: Callable[..., txnkv.Client], kind: str
+) -> None:
+    """As a table and as a stream, which ends with a batch without rows."""
+    values = DICTIONARIES[kind]
+    store.create_table("d", txnkv.Schema({"id": "int64", "v": f"{kind}?"}, primary_key=["id"]))
+    data = pa.table({"id": range(len(values)), "v": values})
+    for client in (store, remote()):
+        table = client.table("d")
+        for given in (data, data.to_reader()):
+            with client.transaction() as txn:
+                txn.write(table, given, "upsert")
+                assert table.count() == 0
+                assert txn.scan(table).to_arrow()["v"].to_pylist() == values.to_pylist()
+                txn.rollback()
 
 
 def test_plainer_values_of_numpy(client: txnkv.Client) -> None:

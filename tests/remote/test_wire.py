@@ -48,6 +48,7 @@ OTHERS = [
     pa.scalar(1, pa.int8()), pa.scalar(None, pa.string()), pa.scalar(5, pa.timestamp("ns", "UTC")),
     pa.scalar([1, None]), pa.scalar(UUID(int=7).bytes, pa.uuid()), pa.array([1, None], pa.int16()),
     pa.array([], pa.string()), pa.array(["a"], pa.string_view()),
+    pa.record_batch({"d": pa.array([date(2026, 1, 2)]).dictionary_encode()})[:0],
 ]  # fmt: skip
 REQUEST = pack({"first": [[0, "begin", 3, None]], "drop": [7], "x": (Decimal(1), b"bytes", 2**70)})
 

@@ -432,8 +432,7 @@ class Channel:
                 if batch.schema != schema:  # its answer would be waited for, and there is none
                     raise ValueError(f"a batch has the columns {batch.schema}, not {schema}")
                 _flight(writer.write_batch, batch)
-            empty = pa.RecordBatch.from_pylist([], schema=schema)
-            _flight(writer.write_with_metadata, empty, wire.END_OF_PUT)
+            _flight(writer.write_with_metadata, wire.empty_batch(schema), wire.END_OF_PUT)
             _flight(writer.done_writing)
             answer = _flight(answers.read)
         except _FlightFailed as failed:

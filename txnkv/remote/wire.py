@@ -503,10 +503,15 @@ def _batch(content: Any) -> pa.RecordBatch:
     found = _table(content).combine_chunks()
     batches = found.to_batches()
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=found.schema)
+        return empty_batch(found.schema)
     if len(batches) > 1:
         raise ValueError("a batch of a message is several")
     return batches[0]
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return one without rows; by nulls, as Arrow makes no list without values of every type."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _schema(content: Any) -> pa.Schema:

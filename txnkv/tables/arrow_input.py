@@ -24,7 +24,10 @@ TASKS: Final = 4
 CHUNK_ROWS: Final = 1 << 21
 CHUNK_BYTES: Final = 64 << 20
 
-_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_VIEWS: Final = {
+    **{pa.string_view(): pa.string(), pa.binary_view(): pa.binary()},
+    **{kind: kind.storage_type for kind in (core.UUID, core.JSON)},
+}
 """Values of dictionaries, as of polars' categories, that Arrow neither reads nor sends; as what."""
 
 
