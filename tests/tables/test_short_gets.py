@@ -355,6 +355,16 @@ FEW = {
         txnkv.range_partition("k", [(10,), (20,)]),
         lambda k: (k, f"{k % 7}"),
     ),
+    "of floats": (  # some are asked for by -0.0
+        txnkv.Schema({"v": "int64?", "d": "float64"}, primary_key=["d"]),
+        None,
+        lambda k: (k - 4.0 if k != 9 else float("nan")) or -0.0,
+    ),
+    "hashed floats": (
+        txnkv.Schema({"f": "float32", "d": "float64", "v": "int64?"}, primary_key=["f", "d"]),
+        txnkv.hash_partition("f", 4),
+        lambda k: (k % 2 - 0.0 or -0.0, k - 7.0 or -0.0),
+    ),
     "every plain type": (
         txnkv.Schema(
             {

@@ -21,7 +21,7 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row, text_bytes
-from txnkv.tables.read.predicate import KeyRange, by_key, past
+from txnkv.tables.read.predicate import KeyRange, by_key, one_zero, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
@@ -343,6 +343,7 @@ def rows_with(
     """The same of keys by column, of the key's types."""
     schema = table.schema
     result = _nullable(schema)
+    columns = [one_zero(column) for column in columns]
     batch = pa.record_batch(columns, names=list(schema.primary_key))
     if batch.num_rows == 0:
         return result.empty_table()

@@ -102,10 +102,10 @@ class Predicate:
             return pc.is_null(column)
         if self.op == "is not null":
             return pc.is_valid(column)
+        column, values = core.comparable(column), core.comparable(self.values)
         if self.op == "in":
-            return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
-        compare = getattr(pc, _COMPARE[self.op][0])
-        return compare(core.comparable(column), core.comparable(self.values)[0])
+            return pc.is_in(one_zero(column), value_set=one_zero(values), skip_nulls=True)
+        return getattr(pc, _COMPARE[self.op][0])(column, values[0])
 
     def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of some rows that satisfy it, of a type whose values Python compares as Arrow."""
@@ -135,11 +135,11 @@ class Predicate:
         return any(_may_compare(self.op, key, zone) for key in self.keys)
 
 
-def _one_zero(column: pa.Array) -> pa.Array:
-    """The same without -0.0, which equals 0.0, and is not in [0.0] for Arrow."""
+def one_zero(column: pa.Array) -> pa.Array:
+    """The same without -0.0, which equals 0.0, is not in [0.0] for Arrow, and in no key."""
     if pa.types.is_floating(column.type):
         return pc.add(column, pa.scalar(0, column.type))
-    return core.comparable(column)
+    return column
 
 
 def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
