@@ -7,7 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from functools import partial
 from pathlib import Path
 
@@ -312,6 +312,26 @@ def test_instants_before_zones_had_whole_minutes(store: str, tmp_path: Path, for
     assert made.exit_code == 0, made.output
     with txnkv.connect(store) as client:
         assert client.table("again").scan(ordered=True).to_arrow() == rows
+
+
+def test_times_of_files_keep_their_units(store: str, tmp_path: Path) -> None:
+    """Parquet has none of seconds; those of texts are inferred, and more may have fractions."""
+    kinds = ["time32[s]", "time32[ms]", "time64[us]"]
+    with txnkv.connect(store) as client:
+        times = txnkv.Schema({"id": "int64", **{kind[6:]: kind for kind in kinds}}, ["id"])
+        client.create_table("times", times).insert((1, *[time(10, 30)] * 3))
+    for form, found in (("arrow", kinds), ("parquet", [kinds[1], *kinds[1:]])):
+        file = str(tmp_path / f"t.{form}")
+        assert run("scan", store, "times", "-o", file).exit_code == 0
+        assert run("load", store, form, file, "--key", "id").exit_code == 0
+        with txnkv.connect(store) as client:
+            table = client.table(form)
+            assert [str(column.type) for column in table.schema.columns.values()][1:] == found
+            assert table.get(1) == client.table("times").get(1)
+    (tmp_path / "t.csv").write_text("id,t\n1,10:30:00\n")
+    assert run("load", store, "csv", str(tmp_path / "t.csv"), "--key", "id").exit_code == 0
+    with txnkv.connect(store) as client:
+        assert client.table("csv").schema.columns["t"].type == pa.time64("us")
 
 
 def test_values_for_people_do_nothing_to_their_terminal(store: str) -> None:

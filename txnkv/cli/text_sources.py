@@ -238,7 +238,7 @@ class CsvSource(_TextSource):
             if pa.types.is_binary(field.type):
                 said = f"is not UTF-8: use iconv, or --schema {field.name}:binary"
                 raise ValueError(f"column {field.name!r} {said}")
-        return storable(with_whole_numbers(found, again, again))
+        return storable(with_whole_numbers(found, again, again), inferred=True)
 
     def _read_head(self, head: bytes, types: dict[str, pa.DataType] | None = None) -> pa.Table:
         """Read the columns of these types; all, where none are given, in those that fit."""

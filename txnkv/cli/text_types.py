@@ -161,19 +161,23 @@ def replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     return element if inner is None else pa.list_(replaced(inner, element))
 
 
-def storable(schema: pa.Schema) -> pa.Schema:
+def storable(schema: pa.Schema, *, inferred: bool = False) -> pa.Schema:
     """The schema with types that columns can have: nothing but nulls becomes text.
+
+    Args:
+        schema: of a file.
+        inferred: from its first rows; times of later ones may have more digits.
 
     Raises:
         SchemaError: a column has a type that no column can have.
     """
-    return pa.schema([_storable_field(field) for field in schema])
+    return pa.schema([_storable_field(field, inferred) for field in schema])
 
 
-def _storable_field(field: Any) -> Any:
+def _storable_field(field: Any, inferred: bool) -> Any:
     if pa.types.is_null(element_type(field.type)):
         return pa.field(field.name, replaced(field.type, pa.string()))
-    if pa.types.is_time(field.type):
+    if inferred and pa.types.is_time(field.type):
         return pa.field(field.name, pa.time64("us"), field.nullable)
     try:
         return pa.field(field.name, column_type(field.type), field.nullable)
