@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.remote import pack
 from txnkv.remote.remote_handles import RemoteTable
+from txnkv.server import answering
 
 SCHEMA = txnkv.Schema({"id": "int64", "a": "int64?", "b": "int64?"}, primary_key=["id"])
 CHANGES: list[tuple[dict[str, Any], dict[str, int | None]]] = [
@@ -163,6 +165,30 @@ def test_a_row_that_names_no_changed_column_is_taken(store: txnkv.Client, remote
         session.flush()
     assert [each.key for each in refused.value.errors] == [2]
     assert list(here.scan()) == [{"id": 1, "x": None, "b": 2, "a": None}]
+
+
+def test_rows_that_name_few_of_many_columns(
+    store: txnkv.Client, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they do not name is not sent, and where their columns are is looked for once."""
+    names = ["!", *(f"column {n}" for n in range(300))]
+    schema = txnkv.Schema({"id": "int64", **dict.fromkeys(names, "int64?")}, primary_key=["id"])
+    here = store.create_table("wide", schema)
+    table, session = remote().table("wide"), remote().new_session()
+    looked, places_of = list[Any](), answering.places_of
+    monkeypatch.setattr(answering, "places_of", lambda *of: looked.append(of) or places_of(*of))
+    named = [["!"], ["column 7", "!"], names, []]
+    for id in range(100):
+        session.upsert(table, {"id": id, **dict.fromkeys(named[id % 4], id)})
+    (call,) = session.calls()
+    few = [[row for row in rows if len(row) < 4] for _, _, _, rows in call.args[0]]
+    assert len(pack(few)) < 75 * 40
+    session.flush()
+    assert len(looked) == 4
+    given = [dict.fromkeys(named[id % 4], id) for id in range(100)]
+    assert list(here.scan(ordered=True)) == [
+        {"id": id, **dict.fromkeys(names), **row} for id, row in enumerate(given)
+    ]
 
 
 def test_an_alter_between_the_check_of_a_row_and_its_place_in_the_queue(

@@ -26,7 +26,7 @@ from txnkv.remote.remote_handles import RemoteHandle, RemoteTable
 from txnkv.remote.remote_topics import RemoteTopic
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
-from txnkv.tables import DELETES, Operation, arrow_input, require_operation
+from txnkv.tables import DELETES, MISSING, Operation, arrow_input, require_operation
 from txnkv.topics import pending
 from txnkv.transaction import (
     Background,
@@ -78,7 +78,8 @@ class Changes:
 
     def clear(self) -> None:
         """Forget all that waits."""
-        self.rows: list[list[Any]] = []  # op, table, numbers of columns by name, rows
+        # Op, table, numbers of columns by name, and rows: of all of these, or some by name.
+        self.rows: list[list[Any]] = []
         self.sends: list[list[Any]] = []  # topic, messages
         self.count = 0
         self.size = 0  # bytes
@@ -99,9 +100,14 @@ class Changes:
             names = known.primary_key if op in DELETES else known.names
             last = [op, table, {name: known.ids[name] for name in names}, [], checker]
             self.rows.append(last)
-        last[3].append(list(values))
+        if MISSING in values:  # by name, as it may name few of many columns
+            named = {n: v for n, v in zip(last[2], values, strict=True) if v is not MISSING}
+            last[3].append(named)
+            self.size += size_of(named.values())
+        else:
+            last[3].append(list(values))
+            self.size += size_of(values)
         self.count += 1
-        self.size += size_of(values)
         return values
 
     def add_message(self, topic: RemoteTopic, message: list[Any]) -> None:

@@ -59,7 +59,6 @@ from txnkv.tables import (
     RangePartition,
     Schema,
     TokenParts,
-    arrow_input,
 )
 from txnkv.topics import (
     Encoded,
@@ -73,7 +72,7 @@ from txnkv.transaction import ScanToken, TxnToken, WriteResult, message_ids
 
 # -- calls -----------------------------------------------------------------------------
 
-VERSION: Final = 14
+VERSION: Final = 15
 """The version of the calls and their form; a server refuses another one."""
 
 ACTION: Final = "txnkv.call"
@@ -454,7 +453,6 @@ _DOWN: Final[tuple[tuple[Any, Callable[[Any], Tagged]], ...]] = (
     ((pa.Array, pa.ChunkedArray), _array),
     (Schema, lambda value: ["schema", value.to_json()]),
     (TxnToken, lambda value: ["token", bytes(value)]),
-    (type(arrow_input.MISSING), lambda _: ["?", 0]),
     (BaseException, _told),
 )
 
@@ -541,7 +539,6 @@ _UP: Final[dict[str, Callable[[Any], Any]]] = {
     "x": lambda content: pc.Expression._deserialize(pa.py_buffer(_bytes(content))),
     "schema": Schema.from_json,
     "token": lambda content: TxnToken(_bytes(content)),
-    "?": lambda _: arrow_input.MISSING,
 }
 
 

@@ -45,16 +45,7 @@ from txnkv.errors import (
 from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Reference, add_each, require_reference, require_table
 from txnkv.server.users import About
-from txnkv.tables import (
-    DELETES,
-    Outcome,
-    Schema,
-    arrow_input,
-    lookup,
-    places_of,
-    require_operation,
-    table_catalog,
-)
+from txnkv.tables import DELETES, Outcome, lookup, places_of, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
 from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
@@ -321,36 +312,41 @@ def _add_rows(
     schema = found.schema if context is None else context.table_at_begin(found.info).schema
     at = [*columns.values()]
     gone = isinstance(target, Transaction) and not {*schema.ids.values()} >= {*at}
-    places = None if gone else places_of(schema, columns)
-    whole = places and [i for _, i in places] == [*range(len(schema.names))] == [*range(len(at))]
+    places = cache(lambda *names: places_of(schema, {name: columns[name] for name in names}))
+    every = None if gone else places(*columns)
+    whole = every and [i for _, i in every] == [*range(len(schema.names))] == [*range(len(at))]
     for row in rows:
         try:
             if gone:
                 raise table_catalog.changed(found.info)
             if op in DELETES:
                 add(found, tuple(row) if row[1:] else row[0])
-            elif whole and arrow_input.MISSING not in row:
+            elif whole and isinstance(row, list):
                 add(found, tuple(row))
             else:
-                add(found, _by_name(schema, columns, row))
+                named = _given(columns, row)
+                add(found, _by_name(places(*named), [*named.values()]))
         except (SchemaError, SchemaChangedError) as error:  # its client knows the columns of before
             if isinstance(target, Transaction):
                 raise table_catalog.changed(found.info) from None
-            key = [row[at.index(schema.ids[name])] for name in schema.primary_key]
+            by_id = {columns[name]: value for name, value in _given(columns, row).items()}
+            key = [by_id[schema.ids[name]] for name in schema.primary_key]
             refused = RowError(op, found.name, tuple(key) if key[1:] else key[0], error)
             target._errors.keep(Outcome(errors=[refused], refused=1))
 
 
-def _by_name(schema: Schema, columns: dict[str, int], row: list[Any]) -> dict[str, Any]:
+def _given(columns: dict[str, int], row: Any) -> dict[str, Any]:
+    """A row, or a key, by the names that it was given by."""
+    return row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
+
+
+def _by_name(places: list[tuple[str, int]] | None, values: list[Any]) -> dict[str, Any]:
     """The values that a row was given, under the names that their columns have now."""
-    given = [i for i, value in enumerate(row) if value is not arrow_input.MISSING]
-    names = [*columns]
-    places = places_of(schema, {names[i]: columns[names[i]] for i in given})
     if places is None:
         raise SchemaChangedError(
             "the table was altered, and a name in the row is another column's now: give it again"
         )
-    return {name: row[given[i]] for name, i in places}
+    return {name: values[i] for name, i in places}
 
 
 def _add_messages(guest: Guest, target: Session | Transaction, topic: Any, messages: Any) -> None:
