@@ -328,6 +328,24 @@ def test_idle_environments_are_closed_above_the_cap(
     environments.close_all()
 
 
+def test_who_goes_over_more_than_the_cap_finds_some_open(
+    directory: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were used longest ago were closed: just those that come next, all of them."""
+    monkeypatch.setattr(_TABLE, "open_cap", 24)
+    environments = Environments(directory)
+    all_of_them = [environments.get(f"tablets/{i}") for i in range(30)]
+    for environment in all_of_them:
+        put(environment, b"a")
+    found = 0
+    for _ in range(20):
+        for environment in all_of_them:
+            found += environment.is_open
+            get(environment, b"a")
+    assert found > 20 * 30 // 3
+    environments.close_all()
+
+
 def test_missing_environment_is_not_made_without_create(environments: Environments) -> None:
     with pytest.raises(StoreNotFoundError, match="tablets/9"):
         environments.get("tablets/9", create=False)

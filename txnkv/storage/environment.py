@@ -71,7 +71,6 @@ def new_epoch() -> None:
 _PANIC_SECONDS = 10.0
 HOLD_SECONDS: Final = 0.01
 """Seconds for which room is given back while other writers of the file wait."""
-_TICKS = itertools.count(1)
 
 declare_fault_point("lmdb.before_commit", "an LMDB write transaction is complete, not committed")
 declare_fault_point("lmdb.after_commit", "an LMDB write transaction is durable, not acknowledged")
@@ -99,7 +98,6 @@ class Environment:
     ) -> None:
         self.path = path
         self._with_room, self._tracked = with_room, tracked
-        self.last_used = 0
         self._options, self.map_bytes = options, options.initial_map_size
         self._lmdb: OpenLmdb | None = None
         self._retired = self._stale = self._keeps_room = False
@@ -136,7 +134,6 @@ class Environment:
             known = None if open_ is None else open_.handles.get(name)
             if open_ is None or known is None:
                 return None
-            self.last_used = next(_TICKS)
             try:
                 with open_.env.begin(buffers=True) as txn:
                     return fn(txn, known[0], open_.map)
@@ -425,7 +422,6 @@ class Environment:
         except BaseException:
             self._gate.leave()
             raise
-        self.last_used = next(_TICKS)
         live.scope = scope
         return scope
 

@@ -8,6 +8,7 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,8 +33,8 @@ from txnkv.storage.write_queue import BusyError, patience
 OPEN_CAP = 1024
 WRITABLE_CAP = 64
 """The most that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
-_SHARE = 8
-"""The part of a cap, an eighth, that is closed when it is reached: not one for each that comes."""
+_SHARE = 32
+"""The part of a cap that is closed when it is reached: not one for each that comes."""
 _GIVING_SECONDS = 0.5
 """Seconds for which that goes on with one file, with writers in between."""
 
@@ -44,7 +45,9 @@ class _Table:
     def __init__(self) -> None:
         self._lock = new_lock()
         self._environments: dict[str, tuple[Environment, int]] = {}
-        self._opened: dict[Environment, None] = {}  # those that are open, and some that were
+        # Those that are open, in that order, and open to write; and some that were.
+        self._opened: dict[Environment, None] = {}
+        self._writable: dict[Environment, None] = {}
         self.open_cap = OPEN_CAP
         GATE.register(self)
 
@@ -81,7 +84,7 @@ class _Table:
             if not environment.retire(timeout=0):
                 return False
             del self._environments[key]
-            self._opened.pop(environment, None)
+            self._discard(environment)
             return True
 
     def drop(self, environment: Environment) -> None:
@@ -96,55 +99,72 @@ class _Table:
             kept, _ = self._environments.get(str(environment.path), (None, 0))
             if kept is environment:
                 del self._environments[str(environment.path)]
-            self._opened.pop(environment, None)
+            self._discard(environment)
+
+    def _discard(self, environment: Environment) -> None:
+        self._opened.pop(environment, None)
+        self._writable.pop(environment, None)
 
     def opened(self) -> list[Environment]:
         """Those that LMDB has mapped now."""
-        opened = []
-        for each in list(self._opened):
-            if each.is_open:
-                opened.append(each)
+        return self._swept(self._opened, lambda each: each.is_open)
+
+    @staticmethod
+    def _swept(
+        noted: dict[Environment, None], is_so: Callable[[Environment], bool]
+    ) -> list[Environment]:
+        """Those of which it is so still; the others are taken out."""
+        found = []
+        for each in list(noted):
+            if is_so(each):
+                found.append(each)
             else:
-                self._opened.pop(each, None)
-                if each.is_open:  # opened meanwhile
-                    self._opened[each] = None
-        return opened
+                noted.pop(each, None)
+                if is_so(each):  # opened meanwhile
+                    noted[each] = None
+        return found
 
     def with_room(self, environment: Environment, open_it: Callable[[], None]) -> None:
-        """Opens one more, and before that closes the idle ones that were used longest ago.
+        """Opens one more, and before that closes idle ones, any of them.
 
         Each takes three descriptors (on macOS five, for there LMDB's locks are files too), and a
         quarter of them is left to the program. Where that has more open itself, half of the idle
         ones are closed, and no more are open from then on.
         """
         cap = min(self.open_cap, descriptor_limit() // (7 if sys.platform == "darwin" else 4))
-        if len(self._opened) >= min(cap, WRITABLE_CAP):
-            self._make_room(cap)
+        if len(self._writable) >= WRITABLE_CAP:
+            writable = self._swept(self._writable, lambda each: each.is_writable)
+            self._make_room(writable, WRITABLE_CAP)
+        if len(self._opened) >= cap:
+            self._make_room(self.opened(), cap)
         with_descriptor(open_it)
-        self._opened[environment] = None  # no sooner: what is not open is taken out
+        # No sooner: what is not open is taken out.
+        self._discard(environment)
+        self._opened[environment] = None
+        if environment.is_writable:
+            self._writable[environment] = None
 
     def close_half(self) -> None:
         """Closes half of them, idle ones; see `with_room`."""
         with GATE.use():
-            self.open_cap = max(len(self.opened()) // 2, 1)
-            self._close_idle(self.opened(), self.open_cap - 1)
-
-    def _make_room(self, cap: int) -> None:
-        opened = self.opened()
-        writable = [each for each in opened if each.is_writable]
-        if len(writable) >= WRITABLE_CAP:
-            self._close_idle(writable, WRITABLE_CAP - WRITABLE_CAP // _SHARE)
             opened = self.opened()
+            self.open_cap = max(len(opened) // 2, 1)
+            self._close_idle(opened, self.open_cap - 1)
+
+    def _make_room(self, opened: Sequence[Environment], cap: int) -> None:
         if len(opened) >= cap:
             self._close_idle(opened, cap - max(cap // _SHARE, 1))
 
     @staticmethod
     def _close_idle(opened: Sequence[Environment], left: int) -> None:
         surplus = len(opened) - left
-        for environment in sorted(opened, key=lambda each: each.last_used):
+        # Not those that were used longest ago: whoever goes over more than may be open, time and
+        # again, comes to these next. Half are such as were opened last, so that the others stay.
+        late = random.sample(opened[-surplus:], surplus - surplus // 2)
+        for environment in late + random.sample(opened, len(opened)):
             if surplus <= 0:
                 return
-            surplus -= environment.close(timeout=0)
+            surplus -= environment.is_open and environment.close(timeout=0)
 
     # -- fork --------------------------------------------------------------------------
 
@@ -153,6 +173,7 @@ class _Table:
         for environment in self.opened():
             environment.close_now()
         self._opened.clear()
+        self._writable.clear()
 
     def after_fork_in_child(self) -> None:
         """Keeps the objects, which open anew."""
