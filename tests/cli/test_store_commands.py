@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import lmdb
 import pytest
 
@@ -75,6 +77,18 @@ def test_stats(orders, run):
     out = run("stats", orders).out
     assert "1 COMMITTED" in out
     assert str(found["snapshot"]) in out
+
+
+def test_stats_name_who_keeps_versions(orders, run):
+    assert "oldest snapshot" in run("stats", orders).out
+    with txnkv.connect(orders) as client, client.snapshot() as snapshot:
+        assert run("stats", orders, "--json").json["oldest_snapshot"] is None  # it is the latest
+        client.table("orders").delete(1)
+        found = client.stats()["oldest_snapshot"]
+        assert (found["timestamp"], found["pid"]) == (snapshot.timestamp, os.getpid())
+        assert 0 <= found["seconds"] < 3600
+        (line,) = [each for each in run("stats", orders).out.splitlines() if "oldest" in each]
+        assert line.rstrip().endswith(f"process {os.getpid()}")
 
 
 def test_check_is_content(orders, run):

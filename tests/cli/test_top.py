@@ -52,9 +52,10 @@ def test_it_tells_who_holds_up_whom(busy, store, run):
     assert (stream["name"], stream["version"]) == ("daily", 17)
     assert 0 <= stream["seconds"] < 600
     assert view["tables"]["orders"]["rows"] == 1
+    assert view["oldest_snapshot"]["pid"] == os.getpid()
     shown = run("top", store, "--interval", 0.2).out
     for part in ("transactions", "events/0 @1", "mailer", "daily", "orders",
-                 f"txnkv txn abort {store} {holder.id.local}"):  # fmt: skip
+                 "oldest", f"txnkv txn abort {store} {holder.id.local}"):  # fmt: skip
         assert part in shown
 
 

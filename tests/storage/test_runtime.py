@@ -300,6 +300,7 @@ def test_least_pin_is_over_all_live_processes(runtime: Runtime, folder: Path, py
     )
     assert other.line() == "20"
     assert runtime.least_pin() == 20
+    assert runtime.oldest_reader() == (20, other.popen.pid)
     other.kill()
     assert runtime.least_pin() == pin.snapshot == 50
 

@@ -418,6 +418,12 @@ def duration(seconds: float) -> str:
     return f"{seconds // 86400:,.0f} d {seconds % 86400 // 3600:.0f} h"
 
 
+def oldest_snapshot(stats: dict[str, Any]) -> str | None:
+    """Return the oldest snapshot that keeps versions as text: 3 min 20 s, process 22885."""
+    found = stats["oldest_snapshot"]
+    return found and f"{duration(found['seconds'])}, process {found['pid']}"
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: 1 row, 2,000 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -16,6 +16,7 @@ import txnkv
 from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import (
     json_option,
+    oldest_snapshot,
     plural,
     print_grid,
     print_json,
@@ -119,6 +120,7 @@ def stats(store: str, as_json: bool) -> None:
             ("staged, undecided", _staged(found)),
             ("in the log alone", _logged(found)),
             ("history", _since(found["history_floor"])),
+            ("oldest snapshot", oldest_snapshot(found) or "none but the latest"),
             ("leader", f"process {leader}" if leader is not None else "none at the moment"),
         ]
     )

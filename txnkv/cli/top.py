@@ -27,6 +27,7 @@ import txnkv
 from txnkv.cli.console import (
     duration,
     json_option,
+    oldest_snapshot,
     out,
     print_json,
     require_folder,
@@ -190,7 +191,7 @@ def _sample(client: txnkv.Client) -> dict[str, Any]:
     return {
         **{name: stats[name] for name in ("path", "snapshot", "leader_pid", "files_bytes")},
         **{name: stats[name] for name in ("log_commits", "log_bytes", "staged_bytes", "tables")},
-        "history_floor": stats["history_floor"],
+        **{name: stats[name] for name in ("history_floor", "oldest_snapshot")},
         "topics": stats["topics"],
         "transactions": sorted(transactions, key=lambda each: -each["seconds"]),
         "held_up": partitions,
@@ -221,11 +222,12 @@ def _shown(view: dict[str, Any], width: int) -> Group:
     from rich.text import Text
 
     now = datetime.now(UTC)
-    leader = view["leader_pid"]
+    leader, oldest = view["leader_pid"], oldest_snapshot(view)
     head = Text.assemble(
         (view["path"], "bold"), f"  {now:%H:%M:%S} UTC  {size(view['files_bytes'])} on disk  ",
         f"{len(view['processes'])} writing  ",
         "no leader" if leader is None else f"leader {leader}",
+        "" if oldest is None else f"  oldest snapshot {oldest}",
     )  # fmt: skip
     grids: list[Any] = [head, _now(view, width)]
     for title, names, rows in (

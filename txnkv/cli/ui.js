@@ -85,6 +85,8 @@ function now(view) {
     ["Flush lag", age(view.flush_lag_seconds)], ["Flushed rows", rate(r.flushed_rows)],
     ["Compacted rows", rate(r.compacted_rows)], ["Staged", size(view.staged_bytes)],
     ["History back to", view.history ? new Date(view.history).toLocaleTimeString() : "all"],
+    ["Oldest snapshot", view.oldest_snapshot
+      ? `${age(view.oldest_snapshot.seconds)}, process ${view.oldest_snapshot.pid}` : "none but the latest"],
     ["Failing parts", count(view.failing_parts), view.failing_parts > 0],
     ["Damaged parts", count(damaged), damaged > 0],
   ];

@@ -113,11 +113,12 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "log_bytes": log[1],
         "flushed": flushed,
         "history_floor": floor,
+        "oldest_snapshot": history.oldest_read(store, latest),
         "files_bytes": sum(
             _file_size(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
         ),
         "leader_term": None if lease is None else lease[0],
-        "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
+        "leader_pid": None if lease is None else store.runtime.pid(lease[1], lease[2]),
         "open_environments": store.environments.open_count,
     }
 
@@ -141,13 +142,6 @@ def _count_rows(engine: TableEngine, asked: scan.Request, view: ReadView) -> int
         return scan.count(engine, asked, view)
     except FAILING:
         return None
-
-
-def _leader_pid(instance: Instance, slot: int | None, start: int) -> int | None:
-    runtime = instance.store.runtime
-    if slot is None or not runtime.slot_alive(slot, start):
-        return None
-    return runtime.slot_owner(slot)
 
 
 def _file_size(file: Path) -> int:

@@ -251,6 +251,12 @@ class Runtime(StoreWords):
         """The pid that the slot's last holder wrote, alive or not; 0 when it was never held."""
         return self._attached()[_word(slot, _PID)]
 
+    def pid(self, slot: int | None, start: int | None) -> int | None:
+        """The pid of the process that took the slot then; None once it is dead, and of no slot."""
+        if slot is None or start is None or not self.slot_alive(slot, start):
+            return None
+        return self.slot_owner(slot)
+
     # -- pins --------------------------------------------------------------------------
 
     def hold_snapshot(self, timestamp: int) -> Holding:
@@ -263,11 +269,18 @@ class Runtime(StoreWords):
 
     def least_pin(self) -> int | None:
         """The least snapshot that a live process pins; None when none does."""
-        return self._least(_SNAPSHOT)
+        found = self._least(_SNAPSHOT)
+        return None if found is None else found[0]
+
+    def oldest_reader(self) -> tuple[int, int] | None:
+        """`least_pin`, and the pid of the process."""
+        found = self._least(_SNAPSHOT)
+        return None if found is None else (found[0], self.slot_owner(found[1]))
 
     def least_manifest_pin(self) -> int | None:
         """The least manifest version that a live process pins; None when none does."""
-        return self._least(_MANIFEST)
+        found = self._least(_MANIFEST)
+        return None if found is None else found[0]
 
     # No fork gate: a fork leaves the mapping and the slot alone.
 
@@ -280,14 +293,14 @@ class Runtime(StoreWords):
         made.pin(value)
         return made
 
-    def _least(self, field: int) -> int | None:
+    def _least(self, field: int) -> tuple[int, int] | None:
         words = self._attached()
         used = words[SLOTS_USED]
         values = words[SLOT_BASE + field : SLOT_BASE + used * SLOT_WORDS : SLOT_WORDS].tolist()
         pinned = ((value, slot) for slot, value in enumerate(values) if value != NOTHING)
         for value, slot in sorted(pinned):
             if self.slot_alive(slot):
-                return int(value)
+                return int(value), slot
         return None
 
     # -- heartbeats --------------------------------------------------------------------

@@ -309,14 +309,7 @@ def held_messages(topics: Topics, info: SubscriptionInfo) -> Holders:
         )
         held = [*_leased(topics, cur, info), *_pending(topics, cur, info)]
     held.sort(key=lambda each: (each.partition, each.first))
-    return Holders(_pid(topics, slot, start), tuple(held))
-
-
-def _pid(topics: Topics, slot: int | None, start: int | None) -> int | None:
-    runtime = topics.store.runtime
-    if slot is None or start is None or not runtime.slot_alive(slot, start):
-        return None
-    return runtime.slot_owner(slot)
+    return Holders(topics.store.runtime.pid(slot, start), tuple(held))
 
 
 def _leased(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
@@ -329,7 +322,7 @@ def _leased(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[He
     held = []
     later = DELAYED + now_micros()
     for partition_id, offset, slot, start, until, deliveries in found:
-        pid = _pid(topics, slot, start) if until > now else None
+        pid = topics.store.runtime.pid(slot, start) if until > now else None
         ends = pid is not None and info.lease_time is not None
         delayed = slot is None and until > later
         held.append(
@@ -360,7 +353,7 @@ def _pending(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[H
             first,
             last,
             "pending" if txn_id > 0 else "kept",
-            None if stored else _pid(topics, slot, start),
+            None if stored else topics.store.runtime.pid(slot, start),
             topics.coordinator.txn_id(abs(txn_id)),
         )
         for partition_id, first, last, txn_id, stored, slot, start in found

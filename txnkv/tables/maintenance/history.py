@@ -27,14 +27,14 @@ Row sets that were replaced stay until no manifest version that has them is pinn
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator import Coordinator, Timestamp, aging_micros, one
 from txnkv.core import Holding
 from txnkv.errors import HistoryExpiredError
-from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.storage import Store, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables import table_history
 from txnkv.tables.table_history import Floors
 from txnkv.tables.tables import Tables
@@ -144,6 +144,15 @@ def _pin_latest(coordinator: Coordinator, made: Holding) -> Timestamp:
         if latest == guess and latest >= log.history_floor:
             return latest
         guess = latest
+
+
+def oldest_read(store: Store, latest: Timestamp) -> dict[str, Any] | None:
+    """The oldest snapshot that a process reads, for which versions are kept; None: the latest."""
+    found = store.runtime.oldest_reader()
+    if found is None or found[0] >= latest:
+        return None
+    age = (clock.now_micros() - Timestamp(found[0]).micros) / 1e6
+    return {"timestamp": found[0], "seconds": max(age, 0.0), "pid": found[1]}
 
 
 # -- the floor -------------------------------------------------------------------------
