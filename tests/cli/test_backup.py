@@ -24,13 +24,34 @@ def test_backup_and_restore(orders, tmp_path, run, fail, misuse):
     early = fail("restore", first, tmp_path / "c", "--at", "2026-01-01T00:00:00Z")
     assert "the first one is of" in early
     assert "no store at" in fail("backup", tmp_path / "none", tmp_path / "c")
-    for command in ("check", "init"):
-        told = fail(command, first)
-        assert told.startswith(f"{first} is a backup, and no store: ")
-        assert told.endswith("`txnkv restore` makes a store of it, in another folder")
+    told = fail("init", first)
+    assert told.startswith(f"{first} is a backup, and no store: ")
+    assert told.endswith("`txnkv restore` makes a store of it, in another folder")
     misuse("restore", first, tmp_path / "c", "--at", "soon")
     misuse("backup", orders, tmp_path / "c", "--limit", "0")
     assert not (tmp_path / "c").exists()
+
+
+def test_check_of_backups_and_dumps(orders, tmp_path, run, fail, misuse):
+    first, second, dump = tmp_path / "1", tmp_path / "2", tmp_path / "d"
+    run("compact", orders)
+    run("backup", orders, first)
+    run("dump", orders, dump)
+    found = run("check", first, "--json").json
+    assert found["ok"] is True
+    assert found["files"] > 1
+    assert run("check", dump).out.startswith("ok: ")
+    assert run("check", f"file://{first}").out == run("check", first).out
+    misuse("check", "nofs://bucket/1")
+    rows = max(first.glob("tablets/*/*"), key=lambda each: each.stat().st_size)
+    data = bytearray(rows.read_bytes())
+    data[-1] ^= 1
+    rows.write_bytes(data)
+    # Its file is linked, not read, and so damaged in both.
+    run("backup", orders, second, "--base", first)
+    for place in (first, second):
+        told = fail("check", place)
+        assert told.startswith(f"{place / rows.relative_to(first)} is damaged: its checksum")
 
 
 def test_dump_and_restore(orders, tmp_path, run, fail):

@@ -14,7 +14,7 @@ from pyarrow import fs
 import txnkv
 from tests.crash.test_backup import BACKUP_POINTS, make, names, require_whole
 from tests.property.machine_tools import in_child
-from txnkv.storage import arm, disarm
+from txnkv.storage import arm, check_backup, disarm, place_of
 
 
 @pytest.fixture
@@ -197,12 +197,17 @@ def test_each_damaged_file_is_named(
             file.write_bytes(damaged)
             with pytest.raises(txnkv.CorruptionError, match=file.name):
                 txnkv.restore("b", tmp_path / "made", filesystem=distant)
+            with pytest.raises(txnkv.CorruptionError, match=file.name):
+                check_backup(place_of("b", distant), lambda done, total: None)
         file.unlink()
         gone = txnkv.IncompatibleStoreError if file.name == "BACKUP" else txnkv.CorruptionError
         with pytest.raises(gone, match=file.name):
             txnkv.restore("b", tmp_path / "made", filesystem=distant)
         assert names(tmp_path) == ["bucket", "shop"]
         file.write_bytes(whole)
+    told: list[tuple[int, int]] = []
+    found = check_backup(place_of("b", distant), lambda *done: told.append(done))
+    assert told[-1] == (found.size, found.size)
     txnkv.restore("b", tmp_path / "made", filesystem=distant)
     require_whole(tmp_path / "made")
 

@@ -28,7 +28,7 @@ from txnkv.cli.console import (
 )
 from txnkv.cli.parsing import snapshot
 from txnkv.remote import is_address
-from txnkv.storage import calls_ended
+from txnkv.storage import LIST, calls_ended, check_backup, place_of
 
 _GIVING_UP = 30.0
 """Seconds for which a copy that was stopped may remove what it has written."""
@@ -173,8 +173,12 @@ def _staged(found: dict[str, Any]) -> str:
 def check(store: str, as_json: bool) -> None:
     """Read everything in a store and compare it with its checksums and its catalog.
 
-    Exit status 1 when something is wrong.
+    Of a backup or a dump, a folder or an address, all files are compared with its list. Exit
+    status 1 when something is wrong.
     """
+    if os.path.exists(os.path.join(store, LIST)) or ("://" in store and not is_address(store)):
+        _check_backup(store, as_json)
+        return
     with (
         txnkv.connect(store, create=False, read_only=True) as client,
         steps("checking", "row sets") as step,
@@ -193,6 +197,18 @@ def check(store: str, as_json: bool) -> None:
             click.echo(problem)
     if not report.ok:
         raise click.ClickException(f"{plural(len(report.problems), 'problem')} found in {store}")
+
+
+def _check_backup(place: str, as_json: bool) -> None:
+    with steps("checking", "bytes") as step, given():
+        found = check_backup(place_of(place, None), step)
+    when = txnkv.Timestamp(found.content["timestamp"])
+    tell(
+        as_json,
+        {"ok": True, "timestamp": when, "files": len(found.files), "size": found.size},
+        f"ok: {plural(len(found.files), 'file')}, {size(found.size)}, as of "
+        f"{when.datetime:%Y-%m-%d %H:%M:%S} UTC",
+    )
 
 
 @contextmanager

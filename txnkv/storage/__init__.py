@@ -32,6 +32,7 @@ from txnkv.storage.backup_files import (
 from txnkv.storage.backup_uploads import (
     Place,
     backups_at,
+    check_backup,
     fetching,
     open_backup,
     place_of,

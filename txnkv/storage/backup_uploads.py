@@ -378,6 +378,32 @@ def backups_at(place: Place) -> tuple[list[Backup], list[CorruptionError]]:
     return backups, errors
 
 
+def check_backup(place: Place, progress: Callable[[int, int], None]) -> Backup:
+    """Read all files of a backup, and compare them with its list.
+
+    Args:
+        place: of the backup.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        CorruptionError: one is missing or damaged: it is named.
+        As `open_backup`.
+    """
+    backup, done = open_backup(place), 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, backup.size)
+
+    with _temporary_folder() as folder:
+        backup.verify(told, folder / "fetched")
+        for name in backup.files:
+            backup.path(name)  # fetches and compares it, if it is not of this machine
+            backup.release([name])
+    return backup
+
+
 @contextmanager
 def fetching(place: Path) -> Iterator[Path]:
     """Yield the folder for files that are fetched for what is to be at `place`.
