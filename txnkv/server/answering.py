@@ -47,7 +47,7 @@ from txnkv.server.guests import Guest, Reference, add_each, require_reference, r
 from txnkv.server.users import About
 from txnkv.tables import DELETES, Outcome, lookup, places_of, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
-from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
+from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction, commit_protocols
 
 _KINDS: Final[dict[str, type]] = {
     kind.__name__: kind
@@ -147,7 +147,7 @@ def made(guest: Guest, call: Prepared) -> Any:
         return None if value is None else told(guest, value)
     if call.makes in guest.handles:  # it was made before
         return _begun_told(guest, guest.find(call.makes).value, call, 0)
-    _require_room(guest, call)
+    guest.require_room(begins=call.name in ("begin", "join"))
     value = value_of(guest, call)
     guest.add(call.makes, value, call.about)
     return _begun_told(guest, value, call, guest.spare_id() if call.name == "begin" else 0)
@@ -169,22 +169,6 @@ def value_of(guest: Guest, call: Prepared) -> Any:
         return own(guest, call.target, *call.args, **call.named)
     found = getattr(call.target, call.name)
     return found(*call.args, **call.named) if callable(found) else found
-
-
-def _require_room(guest: Guest, call: Prepared) -> None:
-    limits = guest.limits
-    have = guest.taken.handles
-    if have >= limits.handles:
-        raise UnavailableError(
-            f"user {guest.user.name!r} has {have:,} handles, and may have no more: close some"
-        )
-    if call.name in ("begin", "join"):
-        have = guest.taken.transactions
-        if have >= limits.transactions:
-            raise UnavailableError(
-                f"user {guest.user.name!r} has {have:,} open transactions, and may have no more: "
-                "commit or roll back some"
-            )
 
 
 def told(guest: Guest, value: Any) -> Any:
@@ -362,6 +346,18 @@ def _add_messages(guest: Guest, target: Session | Transaction, topic: Any, messa
 
 def _about(guest: Guest, txn: Transaction) -> list[int]:
     return [int(txn.id), int(txn.snapshot), int(txn.age)]
+
+
+def _ending(guest: Guest, txn: Transaction) -> list[Any]:
+    """The state, and the end: by that its client answers when it has given it up."""
+    txn.connection.require_open()
+    row = commit_protocols.current(txn.context)
+    return [row.state, row.reason, row.error, row.commit_ts]
+
+
+def _rollback(guest: Guest, txn: Transaction) -> list[Any]:
+    txn.rollback()
+    return _ending(guest, txn)
 
 
 def _serialize(guest: Guest, txn: Transaction, keepalive: bool, address: str) -> Any:
@@ -585,6 +581,8 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
     ("Transaction", "close"): lambda _, txn: txn.drop(),  # what is to be written was flushed
+    ("Transaction", "ending"): _ending,
+    ("Transaction", "rollback"): _rollback,
     ("Transaction", "schema_of"): lambda _, txn, of: txn.context.table_at_begin(of.info).schema,
     ("Transaction", "serialize"): _serialize,
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),

@@ -35,7 +35,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import LostHandleError, Right
-from txnkv.server.users import About, Limits, User
+from txnkv.server.users import About, Limits, Taken, User
 from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.tables import table_catalog
 from txnkv.topics import SubscriptionInfo
@@ -83,22 +83,6 @@ class Held:
 
     value: Any
     about: About | None = None
-
-
-class Taken:
-    """Counts of what one user has of a server. Shared by threads."""
-
-    def __init__(self) -> None:
-        self._lock = new_lock()
-        self.handles = 0
-        self.transactions = 0
-
-    def add(self, value: Any, count: int) -> None:
-        """Count a handle that is made (1) or given up (-1)."""
-        with self._lock:
-            self.handles += count
-            if isinstance(value, Transaction):
-                self.transactions += count
 
 
 @dataclass
@@ -156,6 +140,23 @@ class Guest:
         self.taken.add(value, 1)
         if before is not None:
             self.taken.add(before.value, -1)
+
+    def require_room(self, *, begins: bool) -> None:
+        """Refuse one more handle, as of a transaction that `begins`, where the user has too many.
+
+        Raises:
+            UnavailableError: that is so.
+        """
+        limits, name = self.limits, self.user.name
+        if (have := self.taken.handles) >= limits.handles:
+            raise UnavailableError(
+                f"user {name!r} has {have:,} handles, and may have no more: close some"
+            )
+        if begins and (have := self.taken.transactions(limits.transactions)) >= limits.transactions:
+            raise UnavailableError(
+                f"user {name!r} has {have:,} open transactions, and may have no more: "
+                "commit or roll back some"
+            )
 
     def find(self, number: Any) -> Held:
         """Return a handle, which another request may be about to make.

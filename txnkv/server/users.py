@@ -49,6 +49,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from txnkv.errors import AuthenticationError
 from txnkv.remote import RIGHTS, Right
 from txnkv.storage import disk_errors, is_there, new_lock, opened, sync
+from txnkv.transaction import Transaction
 
 _log = logging.getLogger("txnkv.server")
 
@@ -144,6 +145,30 @@ class Limits:
     streams: int = 1_000
     guests: int = 2_000
     columns: int = 10_000
+
+
+class Taken:
+    """Counts of what one user has of a server. Shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self.handles = 0
+        self._transactions: set[Transaction] = set()
+
+    def add(self, value: Any, count: int) -> None:
+        """Count a handle that is made (1) or given up (-1)."""
+        with self._lock:
+            self.handles += count
+            if isinstance(value, Transaction):
+                (self._transactions.add if count > 0 else self._transactions.discard)(value)
+
+    def transactions(self, most: int) -> int:
+        """Return how many transactions are open; which have ended is seen where they are many."""
+        with self._lock:
+            if len(self._transactions) >= most:
+                ended = {each for each in self._transactions if each.context.local.ended}
+                self._transactions -= ended
+            return len(self._transactions)
 
 
 class Users:
