@@ -29,6 +29,17 @@ def test_init_makes_a_store_once(tmp_path, run):
     assert run("init", tmp_path / "b").out == f"made the store {tmp_path / 'b'}\n"
 
 
+def test_init_changes_no_store_that_is_there(tmp_path, run, monkeypatch):
+    """It could not be opened where it may only be read."""
+    opened, connect = [], txnkv.connect
+    monkeypatch.setattr(
+        txnkv, "connect", lambda *args, **named: opened.append(named) or connect(*args, **named)
+    )
+    for _ in range(2):
+        run("init", tmp_path / "shop")
+    assert opened == [{"read_only": True}, {}, {"read_only": True}]
+
+
 def test_init_refuses_a_foreign_directory(tmp_path, fail):
     (tmp_path / "letter.txt").write_text("hello")
     fail("init", tmp_path)

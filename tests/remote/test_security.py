@@ -41,6 +41,30 @@ def users(tmp_path: Path) -> tuple[Users, dict[str, str]]:
     return Users(path), tokens
 
 
+def test_credentials_that_are_no_token(
+    store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
+) -> None:
+    """The server was said not to answer."""
+    known, tokens = users
+    address, token = f"grpc://127.0.0.1:{serve(known).port}", tokens["bob"]
+    for fine in (token + "\n", f" {token}\r\n", {"token": token + "\n"}):
+        txnkv.connect(address, credentials=fine).close()
+    for wrong in ("\xfc.x", "bob.\nx", {"token": "bob.\0"}):
+        with pytest.raises(ValueError, match="no characters but ASCII's"):
+            txnkv.connect(address, credentials=wrong)
+    bad: list[Any] = [token.encode(), {"token": token.encode()}, {"ca": b""}, 7]
+    for none in bad:
+        with pytest.raises(TypeError, match=r"credentials.* str.*, not (bytes|int)"):
+            txnkv.connect(address, credentials=none)
+
+
+@pytest.mark.parametrize("option", ["--max-message", "--max-transactions", "--max-streams"])
+def test_a_bound_that_lets_nothing_through(option: str) -> None:
+    found = CliRunner().invoke(main, ["serve", "x", option, "0"])
+    assert found.exit_code == 2
+    assert f"'{option}': 0 is not in the range x>=1" in found.output
+
+
 def test_users_have_their_rights(
     store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
 ) -> None:

@@ -260,3 +260,39 @@ say((failed > 0, sorted(os.listdir(parent)) == sorted(before)))
         PARTS=3,
     ).finish()
     assert said == (True, True)
+
+
+@pytest.mark.parametrize("limit_of", ["AS", "NOFILE"])
+def test_a_check_that_this_process_lacks_something_for_finds_no_damage(
+    process: Callable[..., Any], limit_of: str
+) -> None:
+    """Each part that could not be opened was a problem of the store."""
+    said = process(
+        LIMITED
+        + """
+client.create_topic("events")
+client.run(lambda txn: txn.send("events", b"a"))
+client.compact()
+for environment in _TABLE.opened():
+    environment.close()
+taken = []
+if limit_of == "NOFILE":
+    limit(open_now() + 10)
+    taken = take(leave=1)
+else:
+    pages = int(open("/proc/self/statm").read().split()[0])
+    most = pages * resource.getpagesize() + (1 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+try:
+    found = client.check().problems
+except txnkv.UnavailableError as error:
+    found = str(error)
+give_back(taken)
+resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+say((found, client.check().problems))
+""",
+        PARTS=1,
+        limit_of=limit_of,
+    ).finish()
+    assert ("ulimit -v" if limit_of == "AS" else "RLIMIT_NOFILE") in said[0], said
+    assert said[1] == []

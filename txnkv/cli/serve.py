@@ -31,6 +31,7 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 _LOOK_EVERY: Final = 1.0
 """Seconds until it is seen whether the store is still there."""
 
+_limit = click.IntRange(min=1)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -83,15 +84,22 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--tables", multiple=True, metavar="PATTERN", help="Its tables; all by default.")
 @click.option("--topics", multiple=True, metavar="PATTERN", help="Its topics; all by default.")
-@click.option("--max-message", default=Limits.message_bytes, show_default=True, help="Bytes.")
+@click.option(
+    "--max-message", type=_limit, default=Limits.message_bytes, show_default=True, help="Bytes."
+)
 @click.option(
     "--max-transactions",
+    type=_limit,
     default=Limits.transactions,
     show_default=True,
     help="Open ones of a user.",
 )
 @click.option(
-    "--max-streams", default=Limits.streams, show_default=True, help="At once, of a user."
+    "--max-streams",
+    type=_limit,
+    default=Limits.streams,
+    show_default=True,
+    help="At once, of a user.",
 )
 def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **given: Any) -> None:
     """Serve STORE to programs on other hosts, until it is stopped.

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -39,8 +38,12 @@ _GIVING_UP = 30.0
 @json_option
 def init(store: str, as_json: bool) -> None:
     """Make an empty store; one that is there already is left as it is."""
-    there = is_address(store) or (Path(store) / "FORMAT").exists()
-    with txnkv.connect(store) as client:
+    there = True
+    try:
+        opened = txnkv.connect(store, read_only=True)
+    except txnkv.StoreNotFoundError:  # or nobody has made it to its end
+        there, opened = False, txnkv.connect(store)
+    with opened as client:
         path, tables = client.path, len(client.tables())
     tell(
         as_json,

@@ -31,7 +31,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage import shrink
+from txnkv.storage import require_of_store, shrink
 from txnkv.tables import (
     Counted,
     ReadView,
@@ -251,6 +251,7 @@ def _said(part: str, problems: Iterator[str]) -> Iterator[str]:
     except ClosedError:
         raise
     except TxnkvError as error:
+        require_of_store(error)
         yield _named(part, str(error))
     except Exception as error:
         yield f"{part}: damaged: {error}"
@@ -280,12 +281,7 @@ def _live(cur: Any) -> dict[int, set[int]]:
 
 
 def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
-    try:
-        state = tablet.state(instance.coordinator.latest())
-    except TxnkvError as error:
-        yield str(error)
-        return
-    yield from check_together(tablet, state)
+    yield from check_together(tablet, tablet.state(instance.coordinator.latest()))
 
 
 def _indexes(instance: Instance, name: str) -> Iterator[str]:

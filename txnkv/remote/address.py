@@ -71,7 +71,8 @@ def connect(
         AuthenticationError: it refused the credentials, or its certificate is not of `ca`, or of
             another name.
         ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
-            has the store open with another; or cert and key are no PEM, or do not fit.
+            has the store open with another; or cert and key are no PEM, or do not fit, or the
+            token is none that a server gives.
     """
     if not is_address(path):
         if credentials is not None:
@@ -100,6 +101,11 @@ def connect(
 
 def _of(credentials: Credentials | None) -> tuple[list[tuple[bytes, bytes]], dict[str, Any]]:
     """The header of calls, and the options of the connection."""
+    if not isinstance(credentials, str | Mapping | None):
+        raise TypeError(
+            f"credentials are a token as a str, or a mapping of {', '.join(CREDENTIAL_WORDS)}, not "
+            f"{type(credentials).__name__}"
+        )
     given = {"token": credentials} if isinstance(credentials, str) else dict(credentials or {})
     unknown = given.keys() - set(CREDENTIAL_WORDS)
     if unknown:
@@ -108,7 +114,17 @@ def _of(credentials: Credentials | None) -> tuple[list[tuple[bytes, bytes]], dic
         )
     if ("cert" in given) != ("key" in given):
         raise ValueError("credentials have cert and key, or neither")
+    for word, value in given.items():
+        if not isinstance(value, str) and (value, word) != (None, "token"):
+            raise TypeError(f"credentials: {word} is a str, not {type(value).__name__}")
     token = given.get("token")
+    if token is not None:
+        token = token.strip()  # as it comes from a file
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError(
+                "credentials: a token has no characters but ASCII's, on one line: give it as "
+                "`txnkv serve --add-user` printed it"
+            )
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     names = {"ca": "tls_root_certs", "cert": "cert_chain", "key": "private_key"}
     tls = {names[word]: _pem(given[word]) for word in names if word in given}

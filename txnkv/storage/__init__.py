@@ -78,6 +78,7 @@ from txnkv.storage.faults import (
     lmdb_error,
     no_thread,
     open_private,
+    require_of_store,
     storage_full,
     with_descriptor,
 )

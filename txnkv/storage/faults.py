@@ -275,6 +275,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def require_of_store(error: TxnkvError) -> None:
+    """Raise again what says nothing of the store: this process may have no more memory or files."""
+    if errno_of(error.__cause__ or error) in (errno.ENOMEM, *NO_DESCRIPTOR_ERRNOS):
+        raise error
+
+
 @contextmanager
 def disk_errors(path: Path, *, denied: bool = True) -> Iterator[None]:
     """Tell what the disk refuses inside of the block as of a path.

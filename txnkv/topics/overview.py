@@ -27,7 +27,7 @@ import apsw
 from txnkv.coordinator import DAMAGE, FAILING, Loss, TxnId, held, one, payload, status_table
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
-from txnkv.storage import Environment, StaleHandleError, clock, fault_point, mend
+from txnkv.storage import Environment, StaleHandleError, clock, fault_point, mend, require_of_store
 from txnkv.topics import topic_catalog
 from txnkv.topics.log import LogOptions, OpenTxn, PartitionLog, log_check
 from txnkv.topics.messages import now_micros
@@ -394,6 +394,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
     except StoreNotFoundError:
         return  # dropped meanwhile
     except TxnkvError as error:
+        require_of_store(error)
         yield f"{partition.label}: {str(error).removeprefix(f'{partition.label}: ')}"
         return
     for problem in _unknown_transactions(engine, partition):
