@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +23,7 @@ from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallComm
 from txnkv.storage import brief
 from txnkv.storage.faults import arm, disarm, storage_full
 from txnkv.topics import Waiting
+from txnkv.topics.delivery.subscriptions import SubscriptionParticipants
 from txnkv.transaction import commit_protocols
 
 
@@ -111,6 +112,113 @@ def test_a_rollback_gives_shared_messages_back(
     assert txn.state is txnkv.TxnState.ABORTED
     again = until(lambda: sub.receive(timeout=0))
     assert again.id == message.id
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+@pytest.mark.parametrize("tried_again", [False, True], ids=["given up", "tried again"])
+def test_what_a_run_had_that_failed_beside_another_writer(
+    client: txnkv.Client, until: Any, type: str, tried_again: bool
+) -> None:
+    """It was kept until the process died; another attempt met it as another transaction's."""
+    sub, message = one_received(client, type)
+    tries: list[txnkv.Transaction] = []
+    with ExitStack() as stack:
+
+        def fn(txn: txnkv.Transaction) -> None:
+            txn.ack(sub, message)
+            tries.append(txn)
+            if len(tries) == 1:
+                threading.Timer(0.2, stack.enter_context(writing(client)).set).start()
+                if tried_again:
+                    raise txnkv.TransactionConflictError("as if another was faster")
+                raise ValueError
+
+        with nullcontext() if tried_again else pytest.raises(ValueError):
+            client.run(fn)
+    assert sub.lag() == {0: 0 if tried_again else 1}
+    if not tried_again:
+        again = until(lambda: sub.receive(timeout=0))
+        assert again.id == message.id
+
+
+def test_a_run_that_ends_on_a_full_disk_gives_back_later(client: txnkv.Client, until: Any) -> None:
+    """It raised that the disk is full in the place of what the function raised, and kept all."""
+    sub, message = one_received(client, "shared")
+    full = storage_full(Path("status.db"), errno.ENOSPC)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fn(txn: txnkv.Transaction) -> None:
+            txn.ack(sub, message)
+            patch.setattr(internals.status(client), "begin_write", Mock(side_effect=full))
+            raise ValueError
+
+        with pytest.raises(ValueError):
+            client.run(fn)
+    again = until(lambda: sub.receive(timeout=0))
+    assert again.id == message.id
+
+
+def test_a_stored_attempt_whose_acks_come_back_after_its_run(
+    client: txnkv.Client, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were kept for a run that was over."""
+    sub, message = one_received(client, "shared")
+    abort, ids, full = SubscriptionParticipants.abort, list[int](), threading.Event()
+
+    def late(*args: Any) -> None:
+        if full.is_set():
+            raise storage_full(Path("status.db"), errno.ENOSPC)
+        abort(*args)
+
+    monkeypatch.setattr(SubscriptionParticipants, "abort", late)
+
+    def fn(txn: txnkv.Transaction) -> None:
+        txn.serialize()
+        txn.ack(sub, message)
+        ids.append(int(txn.id))
+        full.set()
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        client.run(fn)
+    assert sub.receive(timeout=0) is None
+    full.clear()
+    client.abort_transaction(ids[0])
+    again = until(lambda: sub.receive(timeout=0))
+    assert again.id == message.id
+
+
+def test_a_commit_that_fails_after_its_run_is_over(
+    client: txnkv.Client, table: txnkv.Table, until: Any
+) -> None:
+    """What it had acknowledged was kept for the run until the process died."""
+    sub, message = one_received(client, "exclusive")
+    table.upsert((1, "a"))
+    with ExitStack() as stack:
+
+        def fn(txn: txnkv.Transaction) -> None:
+            txn.ack(sub, message)
+            txn.update(table, {"id": 1, "v": "b"})
+            table.upsert((1, "c"))
+            stack.enter_context(writing(client))
+            txn.commit_async()
+            raise ValueError
+
+        with pytest.raises(ValueError):
+            client.run(fn)
+    again = until(lambda: sub.receive(timeout=0))
+    assert again.id == message.id
+
+
+def one_received(client: txnkv.Client, type: Any) -> tuple[txnkv.Subscription, txnkv.Message]:
+    """A subscription, and the one message of its topic."""
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.send(topic, b"x", key="k")
+    sub = topic.subscribe("s", type)
+    message = sub.receive(timeout=0)
+    assert message is not None
+    return sub, message
 
 
 def test_callbacks_of_an_attempt_that_was_joined_run_in_no_brief_call(

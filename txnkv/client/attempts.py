@@ -333,6 +333,8 @@ class Attempts:
             self._lost = False
             self._connection.instance.coordinator.log.show_others()
         self._contender.take(self._thread)
+        if self._hold.late:  # or the attempt would find its own acks to be of another transaction
+            self._hold.give_back()
         txn = begin_transaction(self._connection, self._options, age_ts=self._age, spare=spare)
         txn.context.hold = self._hold
         txn.context.on_commit = self._contender.end

@@ -16,12 +16,13 @@ import apsw
 import pyarrow as pa
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
-from txnkv.errors import ClosedError, TopicNotFoundError
-from txnkv.storage import Environment, Store, WhenDropped, new_lock, shielded_unless
+from txnkv.errors import ClosedError, TopicNotFoundError, TxnkvError
+from txnkv.storage import Environment, Store, WhenDropped, later, new_lock, shielded_unless
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Exclusive, ack_rows
 from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
 from txnkv.topics.messages import Message, ValueCodec, messages_of, topic_number
+from txnkv.topics.ranges import Acked
 from txnkv.topics.sidecar import SideLogs
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
@@ -448,23 +449,70 @@ class Hold:
 
     Attributes:
         id: of the run.
-        where: the places where acks of it are kept.
+        late: transactions that failed while others wrote, or without room: rows of their acks are
+            to be given back before the next attempt, or with the end.
     """
+
+    _is_over = False
 
     def __init__(self, store: Store, local: LocalSubscriptions) -> None:
         self.id = int.from_bytes(os.urandom(7), "big") + 1
-        self.where: set[Literal["memory", "status"]] = set()
-        self._over = WhenDropped(self, _end, store, local, self.id, self.where)
+        self.late: list[int] = []
+        self._store = store
+        self._where: set[Literal["memory", "status"]] = set()
+        self._work = store, local, self.id, self._where, self.late
+        self._over = WhenDropped(self, _end, *self._work)
 
-    @shielded_unless(lambda self: not self.where)
+    def keep(self, state: Exclusive, acked: Acked) -> None:
+        """Keep what an attempt had in memory that has failed."""
+        self._where.add("memory")
+        state.hold(self.id, acked)
+        if self._is_over:  # it did not wait for a commit
+            state.end_hold(self.id)
+
+    def for_rows(self) -> int | None:
+        """The id for rows of acks; None: the run is over, and has no more of them."""
+        self._where.add("status")
+        return None if self._is_over else self.id
+
+    def put_off(self, txn_id: int) -> bool:
+        """Have rows of a transaction given back later; False: the run is over."""
+        self.late.append(txn_id)
+        return not self._is_over
+
+    @shielded_unless(lambda self: not self.late)
+    def give_back(self) -> None:
+        """Have what is late given back.
+
+        Raises:
+            StorageFullError, UnavailableError: it is as late as before.
+        """
+        some = self.late.copy()
+        with self._store.status.write(sync=False) as cur:
+            _give_back(cur, self._store, some)
+        del self.late[: len(some)]
+
+    @shielded_unless(lambda self: not self._where)
     def release(self) -> None:
         """The run is over. Twice is fine."""
-        self._over()
+        self._is_over = True  # first: others add to what the end does, and look at this then
+        try:
+            self._over()
+        except TxnkvError:  # the disk is full; how the run has ended stands
+            later(_end, *self._work)
 
 
-def _end(store: Store, local: LocalSubscriptions, id: int, where: set[str]) -> None:
+def _end(
+    store: Store, local: LocalSubscriptions, id: int, where: set[str], late: list[int]
+) -> None:
     if "memory" in where:
         local.end_hold(id)
     if "status" in where:
         with suppress(ClosedError), store.status.write(sync=False) as cur:
+            _give_back(cur, store, late)
             ack_rows.end_hold(cur, id)
+
+
+def _give_back(cur: apsw.Cursor, store: Store, late: list[int]) -> None:
+    for txn_id in late:
+        ack_rows.give_back(cur, store, txn_id, stored=False)

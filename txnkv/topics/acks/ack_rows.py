@@ -548,6 +548,7 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = Tru
 
 def end_hold(cur: apsw.Cursor, hold: int) -> None:
     """A `client.run` has ended: what its attempts had and did not delete is delivered again."""
+    cur.execute("UPDATE pending_acks SET hold = NULL WHERE hold = ? AND txn_id > 0", (hold,))
     found: list[Any] = cur.execute(
         "DELETE FROM pending_acks WHERE hold = ? AND txn_id < 0 "
         "RETURNING subscription_id, partition_id, first, last",
@@ -563,15 +564,14 @@ def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
         "WHERE subscription_id = ? AND NOT stored",
         (subscription_id,),
     ).fetchall()
-    freed: list[tuple[int, int, int, int]] = []
+    freed: list[Any] = []
     for txn_id, slot, start, expires in found:
         if not _lives(store, slot, start, expires):
-            gone: list[Any] = cur.execute(
+            freed += cur.execute(
                 "DELETE FROM pending_acks WHERE subscription_id = ? AND txn_id = ? "
                 "RETURNING subscription_id, partition_id, first, last",
                 (subscription_id, txn_id),
-            ).fetchall()
-            freed += gone
+            )
     _return_all(cur, freed)
 
 

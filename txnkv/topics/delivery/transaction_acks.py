@@ -244,9 +244,9 @@ class TransactionAcks:
         stored: bool,
     ) -> int:
         runtime, hold, row = self._store.runtime, self._hold, self._row
+        hold_id = None if self._transactional else ack_rows.PLAIN
         if hold is not None:
-            hold.where.add("status")
-        hold_id = hold.id if hold is not None else None if self._transactional else ack_rows.PLAIN
+            hold_id = hold.for_rows()
         holder = Holder(row.txn_id, stored, *runtime.owner, row.deadline, hold_id)
         return ack_rows.register(cur, info, partition_id, holder, ranges, position)
 
@@ -347,7 +347,8 @@ class TransactionAcks:
                 try:
                     _give_rows_back(self._store, self._row.txn_id)
                 except TxnkvError:  # others write, or the disk is full
-                    later(_give_rows_back, self._store, self._row.txn_id)
+                    if self._hold is None or not self._hold.put_off(self._row.txn_id):
+                        later(_give_rows_back, self._store, self._row.txn_id)
 
     def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
@@ -357,8 +358,7 @@ class TransactionAcks:
                 state.unsure()
             if not committed and self._transactional:
                 if self._hold is not None:
-                    self._hold.where.add("memory")
-                    state.hold(self._hold.id, acks)
+                    self._hold.keep(state, acks)
                 else:
                     state.return_all(acks)
             state.release(self._token, acks)
