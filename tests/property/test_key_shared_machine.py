@@ -30,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 import txnkv
 from tests import internals
-from txnkv.topics.delivery.key_shared import _DUE
+from txnkv.topics.delivery.key_shared import due_leases
 from txnkv.topics.delivery.redelivery import FOR_EVER
 from txnkv.topics.subscription_catalog import DELAYED
 
@@ -261,7 +261,7 @@ AND NOT EXISTS (
         OR other.slot IS NULL AND other.until > ?5 AND other.until < {DELAYED}
         AND other.partition_id = due.partition_id AND other.message < due.message
     )
-) ORDER BY partition_id, message LIMIT ?10
+) ORDER BY partition_id, message
 """
 
 
@@ -293,20 +293,28 @@ def test_due_is_what_a_look_at_each_finds(client: txnkv.Client) -> None:
             fill(cur, rows)
             for span in ((0, NOW), (DELAYED, DELAYED + NOW)):
                 for part in ((0, 9), (1, 2)):
-                    args = (infos[0].id, 1, 1, 1, NOW, *span, *part, some.choice((1, 3, 99)))
-                    due = cur.execute(_DUE, args).fetchall()
-                    assert due == cur.execute(EACH_BY_ITSELF, args).fetchall(), rows
+                    at, most = (infos[0].id, 1, 1, 1, NOW), some.choice((1, 3, 99))
+                    due = due_leases(cur, at, span, range(part[0], part[1] + 1), most)
+                    wanted = cur.execute(EACH_BY_ITSELF, (*at, *span, *part)).fetchall()
+                    assert len(due) == min(most, len(wanted)), rows
+                    keys = {row[1:3]: row[-1] for row in rows if row[0] == infos[0].id}
+                    for key in {keys[each[:2]] for each in due}:
+                        taken, there = (
+                            [each for each in those if keys[each[:2]] == key]
+                            for those in (due, wanted)
+                        )
+                        assert taken == there[: len(taken)], rows
                     found += len(due)
         fill(cur, [])
     assert found > 1000
 
 
-def steps_of(cur: apsw.Cursor, args: tuple[Any, ...]) -> tuple[int, int]:
-    """Hundreds of SQLite's steps for what is due, and how many are."""
+def steps_of(cur: apsw.Cursor, id: int, most: int) -> tuple[int, int]:
+    """Hundreds of SQLite's steps for what is due, and how many were found."""
     ticks: list[None] = []
     cur.connection.set_progress_handler(lambda: bool(ticks.append(None)), 100)  # goes on
     try:
-        found = cur.execute(_DUE, args).fetchall()
+        found = due_leases(cur, (id, 1, 1, 1, NOW), (0, NOW), range(10_000), most)
     finally:
         cur.connection.set_progress_handler(None)
     return len(ticks), len(found)
@@ -325,8 +333,22 @@ def test_due_takes_steps_by_how_many_there_are(client: txnkv.Client, how: str) -
             if how == "held":
                 rows += [(*at, count + n, 1, 1, 2, NOW + 9, n) for n in range(5)]
             fill(cur, rows)
-            took, found = steps_of(cur, (info.id, 1, 1, 1, NOW, 0, NOW, 0, 9, 1))
+            took, found = steps_of(cur, info.id, 1)
             assert found == (how != "held")
             steps.append(took)
         fill(cur, [])
     assert steps[1] < 6 * steps[0], steps
+
+
+def test_due_takes_steps_by_how_many_are_taken(client: txnkv.Client) -> None:
+    """It took as many as came back, for each of them anew."""
+    info = client.create_topic("t").subscribe("s", **OPTIONS).info
+    at, nobody, steps = (info.id, info.topic.partitions[0]), (None,) * 3, []
+    with internals.status(client).write(sync=False) as cur:
+        for count in (200, 8000):
+            fill(cur, [(*at, n, *nobody, 0, n // 2) for n in range(count)])
+            took, found = steps_of(cur, info.id, 40)
+            assert found == 40
+            steps.append(took)
+        fill(cur, [])
+    assert steps[1] < 2 * steps[0] + 4, steps

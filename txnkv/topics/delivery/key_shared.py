@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -149,27 +150,67 @@ AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED}) LIMIT 1
 """
 """A message of a key that another has, whose ack is pending, or that is to be given again."""
 
-_IS_DUE = "subscription_id = ?1 AND until BETWEEN ?6 AND ?7 AND key_hash BETWEEN ?8 AND ?9"
+_DUE = """
+SELECT key_hash FROM leases INDEXED BY leases_by_time
+WHERE subscription_id = ?1 AND until BETWEEN ?2 AND ?3 AND key_hash BETWEEN ?4 AND ?5
+ORDER BY until, partition_id, message
+"""
+"""Keys of leases whose time has come, some of them several times."""
 
-_DUE = f"""
-WITH keys AS MATERIALIZED (
-    SELECT DISTINCT key_hash AS key FROM leases INDEXED BY leases_by_time WHERE {_IS_DUE}
-), shut AS MATERIALIZED (
-    SELECT key, partition_id AS id, min(message) AS first,
-        max(slot IS NOT NULL OR until IS NULL) AS held
-    FROM keys CROSS JOIN leases INDEXED BY leases_by_key
-    WHERE subscription_id = ?1 AND key_hash = key AND ifnull(until, {FOR_EVER}) > ?5
-    AND NOT ({_IS_MINE.format("leases")}) AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED})
-    GROUP BY key, id
-)
-SELECT partition_id, message, deliveries, slot FROM leases INDEXED BY leases_by_time
-WHERE {_IS_DUE} AND key_hash NOT IN (SELECT key FROM shut WHERE held)
-AND NOT EXISTS (SELECT 1 FROM shut WHERE key = key_hash AND id = partition_id AND first < message)
-ORDER BY partition_id, message LIMIT ?10
+_OF_KEY = f"""
+SELECT partition_id, message, deliveries, slot, ifnull(until BETWEEN ?7 AND ?8, 0),
+    ifnull(until, {FOR_EVER}) > ?5 AND NOT ({_IS_MINE.format("leases")})
+    AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED}),
+    slot IS NOT NULL OR until IS NULL
+FROM leases INDEXED BY leases_by_key WHERE subscription_id = ?1 AND key_hash = ?6
+ORDER BY partition_id, message
 """
-"""Leases whose time has come, of keys that no other has and of which none before has to wait. The
-leases of a key are looked at once, however many of them are due.
-"""
+"""Leases of a key, and of each whether its time has come, others wait for it, and it is held."""
+
+
+def due_leases(
+    cur: apsw.Cursor, at: Sequence[int], span: tuple[int, int], part: range, most: int
+) -> list[tuple[int, int, int, int | None]]:
+    """Find leases whose time has come, of keys that no other has and of which none before has to
+    wait. It takes as long as there are leases of the keys that it looks at, until there are enough.
+
+    Args:
+        at: the subscription, the place of its consumer, and now.
+        span: the times that have come, first and last.
+        part: hashes of the keys.
+
+    Returns:
+        partition id, offset, deliveries and slot, of each key in the order of offsets.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    with closing(cur.connection.cursor()) as keys:
+        due: Any = keys.execute(_DUE, (at[0], *span, part.start, part.stop - 1))
+        for (hash,) in due:
+            if hash not in seen:
+                seen.add(hash)
+                found += _due_of_key(cur.execute(_OF_KEY, (*at, hash, *span)).fetchall())
+                if len(found) >= most:
+                    break
+    return found[:most]
+
+
+def _due_of_key(leases: list[Any]) -> list[Any]:
+    found, behind = [], None
+    for id, offset, deliveries, slot, due, shut, held in leases:
+        if shut and held:
+            return []
+        if shut:
+            behind = id
+        elif due and id != behind:
+            found.append((id, offset, deliveries, slot))
+    return found
+
+
+_KEYS: Final = 5000
+"""Keys of a partition that are known to wait for others, at most: each is asked for again."""
+_SOME: Final = 100
+"""Those that are asked for at a time, while there is something to be had anyway."""
 
 
 class _Waiting(NamedTuple):
@@ -185,6 +226,46 @@ class _Waiting(NamedTuple):
     hash: int
 
 
+class _Ahead:
+    """Messages of a partition that are not leased here yet, of each key in the order of offsets.
+
+    Attributes:
+        next: to be looked at.
+        kept: by hash, what is behind the first one that waits for others. All of it is behind
+            what `next` has of the hash, but for what that has not looked at since.
+        nbytes: of all.
+    """
+
+    def __init__(self) -> None:
+        self.next: deque[_Waiting] = deque()
+        self.kept: dict[int, deque[_Waiting]] = {}
+        self.nbytes = 0
+
+    def keep(self, those: Sequence[_Waiting]) -> None:
+        """Keep what was at the front of `next`."""
+        older: dict[int, list[_Waiting]] = {}
+        for each in those:
+            if self.is_behind(each):
+                self.kept[each.hash].append(each)
+            else:
+                older.setdefault(each.hash, []).append(each)
+        for hash, some in older.items():
+            self.kept.setdefault(hash, deque()).extendleft(reversed(some))
+
+    def is_behind(self, each: _Waiting) -> bool:
+        """Tell whether one comes after others of its key that are kept."""
+        kept = self.kept.get(each.hash)
+        return kept is not None and kept[0].message.offset < each.message.offset
+
+    def release(self, hash: int) -> None:
+        """Look again at the first ones of those that were kept: they wait for nobody."""
+        kept = self.kept[hash]
+        some = [kept.popleft() for _ in range(min(len(kept), AHEAD))]
+        if not kept:
+            del self.kept[hash]
+        self.next = deque(sorted([*some, *self.next], key=lambda each: each.message.offset))
+
+
 class KeySharedReader(LeaseReader):
     """For one of the consumers of a key_shared subscription; see `LeaseReader`."""
 
@@ -194,7 +275,7 @@ class KeySharedReader(LeaseReader):
 
     def __init__(self, *args: Any) -> None:
         self._marks: dict[int, int] = {}
-        self._waiting: dict[int, deque[_Waiting]] = {}
+        self._waiting: dict[int, _Ahead] = {}
         self._looked: dict[int, tuple[int, list[_Waiting]]] = {}
         super().__init__(*args)
 
@@ -242,21 +323,23 @@ class KeySharedReader(LeaseReader):
                 source.restart(self._marks.get(id, 0))
         moved = False
         for id, source in self._sources.items():
-            waiting = self._waiting.setdefault(id, deque())
+            ahead = self._waiting.setdefault(id, _Ahead())
             source.moved = False
-            while len(waiting) < AHEAD and source.fill(self._ends):
-                if sum(each.message.nbytes for each in waiting) >= source.share:
+            while len(ahead.next) < AHEAD and len(ahead.kept) < _KEYS and source.fill(self._ends):
+                if ahead.nbytes >= source.share:
                     break
                 for message in source.take():
                     hash = key_hash(message)
                     if hash in self._part:
-                        waiting.append(_Waiting(message, source.trail_of(message.offset), hash))
+                        each = _Waiting(message, source.trail_of(message.offset), hash)
+                        ahead.next.append(each)
+                        ahead.nbytes += message.nbytes
             moved |= source.moved
         return moved
 
     @property
     def _has_new(self) -> bool:
-        return any(self._waiting.values())
+        return any(ahead.next or ahead.kept for ahead in self._waiting.values())
 
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`."""
@@ -268,7 +351,7 @@ class KeySharedReader(LeaseReader):
 
     def _claim(self, most: int, dead: bool) -> bool:
         """See `LeaseReader`. Nothing is written when there is nothing to claim."""
-        before = sum(map(len, self._waiting.values()))
+        before = self._unseen
         with self._store.status.read(durable=False) as cur:
             if self._next_due:  # what is due stays so until somebody writes
                 self._next_due, self._next_delayed = self._due(cur)
@@ -277,12 +360,17 @@ class KeySharedReader(LeaseReader):
         if not self._anew and (dead or some):
             more = super()._claim(most, dead)
             for id, (looked, left) in self._looked.items():
-                waiting = self._waiting[id]
+                ahead = self._waiting[id]
+                ahead.nbytes += sum(each.message.nbytes for each in left)
                 for _ in range(looked):
-                    waiting.popleft()
-                waiting.extendleft(reversed(left))
-        # Where some that others did with were dropped, there is room to read on.
-        return more or self._anew or sum(map(len, self._waiting.values())) < before
+                    ahead.nbytes -= ahead.next.popleft().message.nbytes
+                ahead.next.extendleft(reversed(left))
+        # Where some that others did with were dropped, or wait for them, there is room to read on.
+        return more or self._anew or self._unseen < before
+
+    @property
+    def _unseen(self) -> int:
+        return sum(len(ahead.next) for ahead in self._waiting.values())
 
     def _free_dead(self, cur: apsw.Cursor) -> None:
         super()._free_dead(cur)
@@ -300,31 +388,45 @@ class KeySharedReader(LeaseReader):
         return super()._claim_freed(cur, most)
 
     def _due_rows(self, cur: apsw.Cursor, span: tuple[int, int], most: int) -> list[Any]:
-        part = self._part.start, self._part.stop - 1
-        now = clock.monotonic_micros()
-        found: list[Any] = cur.execute(
-            _DUE, (self._info.id, *self._place, now, *span, *part, most)
-        ).fetchall()
-        return found
+        at = self._info.id, *self._place, clock.monotonic_micros()
+        return due_leases(cur, at, span, self._part, most)
 
     def _can_claim(self, cur: apsw.Cursor) -> bool:
-        """Tell whether one that waits can be claimed; what others did with is dropped."""
+        """Tell whether one that waits can be claimed; what others did with is dropped, what waits
+        for them kept.
+        """
         shut: set[int] = set()
-        for id, waiting in self._waiting.items():
-            kept: deque[_Waiting] = deque()
-            while waiting:
-                each = waiting[0]
-                known = self._is_known(cur, id, each)
-                if self._gap(cur, id, each) if known else not self._is_blocked(cur, each, shut):
-                    break
-                if not known:
+        found = False
+        for id, ahead in self._waiting.items():
+            self._sort_out(cur, id, ahead, shut)
+            for hash in list(ahead.kept)[: _SOME if ahead.next else None]:
+                if self._is_blocked(cur, ahead.kept[hash][0], shut):
+                    ahead.kept[hash] = ahead.kept.pop(hash)  # those behind it are next
+                else:
+                    ahead.release(hash)
+                    self._sort_out(cur, id, ahead, shut)
+                    if ahead.next:
+                        break
+            found |= bool(ahead.next)
+        return found
+
+    def _sort_out(self, cur: apsw.Cursor, id: int, ahead: _Ahead, shut: set[int]) -> None:
+        """Have the first of a partition be one that can be claimed."""
+        kept: list[_Waiting] = []
+        try:
+            while ahead.next:
+                each, known = ahead.next[0], False
+                if not (each.hash in shut or ahead.is_behind(each)) or self._delay(each.message):
+                    known = self._is_known(cur, id, each)
+                    if self._gap(cur, id, each) if known else not self._is_blocked(cur, each, shut):
+                        break
+                ahead.next.popleft()
+                if known:
+                    ahead.nbytes -= each.message.nbytes
+                else:
                     kept.append(each)
-                waiting.popleft()
-            found = bool(waiting)
-            waiting.extendleft(reversed(kept))
-            if found:
-                return True
-        return False
+        finally:
+            ahead.keep(kept)
 
     def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
         """Those that wait and can be claimed; where the source is does not depend on it. How many
@@ -339,11 +441,15 @@ class KeySharedReader(LeaseReader):
         self._turn += 1
         for id in ids[self._turn % len(ids) :] + ids[: self._turn % len(ids)]:
             left, blocked, upto = list[_Waiting](), NONE, -1
-            for looked, each in enumerate(self._waiting[id]):
+            ahead = self._waiting[id]
+            for looked, each in enumerate(ahead.next):
                 self._looked[id] = looked, left
                 if len(found) >= most or room <= 0:
                     break
                 self._looked[id] = looked + 1, left
+                if ahead.is_behind(each) and not self._delay(each.message):
+                    left.append(each)
+                    continue
                 if self._is_known(cur, id, each):
                     for first, last in self._gap(cur, id, each):
                         ack_rows.delete(cur, self._info.id, id, first, last)
@@ -352,8 +458,8 @@ class KeySharedReader(LeaseReader):
                     left.append(each)
                     continue
                 if (offset := each.message.offset) > upto:
-                    few = min(looked + most - len(found), len(self._waiting[id]))
-                    upto = self._waiting[id][few - 1].message.offset
+                    few = min(looked + most - len(found), len(ahead.next))
+                    upto = ahead.next[few - 1].message.offset
                     blocked = self._blocked_in(cur, id, offset, upto)
                 message = self._lease(cur, id, each, blocked)
                 if message is not None:
