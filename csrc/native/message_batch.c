@@ -89,6 +89,11 @@ static PyObject *field_of(PyObject *given) {
     return field;
 }
 
+/* A row that has a value alone is that value. */
+static bool is_bare_row(PyObject *value, PyObject *key) {
+    return key == Py_None && value != Py_None;
+}
+
 /* What a list of one number has left; negative: nothing, or an error is set. */
 static double room_left(PyObject *room) {
     PyObject *left = PyList_GetItem(room, 0);
@@ -99,14 +104,14 @@ static int take_room(PyObject *room, PyObject *value, PyObject *key) {
     const double left = room_left(room);
     if (left > DBL_MAX) return 0; /* no limit */
     const Py_ssize_t fields = field_len(value) + field_len(key);
-    const Py_ssize_t size = fields + (key == Py_None ? ROW_BYTES : 2 * ROW_BYTES);
+    const bool bare = is_bare_row(value, key);
+    const Py_ssize_t size = fields + (bare ? ROW_BYTES : 2 * ROW_BYTES);
     PyObject *less = PyFloat_FromDouble(left - (double)size);
     return less == NULL ? -1 : PyList_SetItem(room, 0, less);
 }
 
 static PyObject *put_fields(PyObject *put, PyObject *room, PyObject *value, PyObject *key) {
-    const bool bare = key == Py_None && value != Py_None;
-    PyObject *row = bare ? Py_NewRef(value) : PyTuple_Pack(2, value, key);
+    PyObject *row = is_bare_row(value, key) ? Py_NewRef(value) : PyTuple_Pack(2, value, key);
     if (row == NULL) return NULL;
     PyObject *done = NULL;
     if (take_room(room, value, key) == 0) done = PyObject_CallFunctionObjArgs(put, row, NULL);

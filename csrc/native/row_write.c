@@ -147,13 +147,13 @@ static bool plan_entries(reader_t *reader, int op, PyObject *values, const reade
         changes = !leaves(reader_table(reader), beside, values);
     }
     if (!changes) return true;
+    Py_INCREF(indexes); /* what follows may let other threads run, which have others for it */
+    bool planned = true;
     if (plan->there) {
         old = row_table_dict(reader_table(reader), key->data, key->len, plan->old.data,
                              plan->old.len);
-        if (old == NULL) return false;
+        planned = old != NULL;
     }
-    Py_INCREF(indexes); /* a look may let other threads run */
-    bool planned = true;
     for (Py_ssize_t i = 0; planned && i < PyTuple_Size(indexes); i++) {
         planned = plan_entry(reader, PyTuple_GetItem(indexes, i), op, values, old, own, plan);
     }

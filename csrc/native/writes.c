@@ -174,7 +174,8 @@ static int put_locked(writes_t *self, PyObject *table, int op, PyObject *row) {
     PyObject *values, *outcome = NULL;
     PyObject *told = Py_NewRef(self->told); /* a write may let other threads run */
     row_table_status_t status = ROW_TABLE_OTHER;
-    if (!is_of_many(self, (PyObject *)reader, op)) {
+    const bool by_python = reader_is_indexed(reader) && reader_indexes(reader) == NULL;
+    if (!by_python && !is_of_many(self, (PyObject *)reader, op)) {
         row_table_t *rows = reader_table(reader);
         status = op == DELETE ? row_table_check_key(rows, row, &values)
                               : row_table_check(rows, row, op != INSERT, &values);

@@ -481,7 +481,7 @@ def test_a_message_is_put_where_there_is_room(name: str, left: float) -> None:
     assert rows == [row]
     assert rows[0] is made
     fields = sum(len(field or b"") for field in (row if isinstance(row, tuple) else (row, None)))
-    assert room == [left - fields - (8 if key is None else 16)]
+    assert room == [left - fields - (16 if isinstance(row, tuple) else 8)]
 
 
 def test_a_message_that_cannot_be_put_is_an_error() -> None:
