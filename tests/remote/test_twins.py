@@ -11,14 +11,14 @@ import txnkv
 from txnkv.client import Planning
 from txnkv.remote.remote_client import RemoteClient, RemotePlanning
 from txnkv.remote.remote_handles import RemoteScan, RemoteSnapshot, RemoteTable
-from txnkv.remote.remote_session import RemoteJob, RemoteSession
+from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_topics import (
     RemoteConsumer,
     RemoteProducer,
     RemoteSubscription,
     RemoteTopic,
 )
-from txnkv.remote.remote_transaction import RemoteTransaction
+from txnkv.remote.remote_transaction import RemoteJob, RemoteTransaction
 from txnkv.remote.wire import METHODS
 from txnkv.transaction import Job
 

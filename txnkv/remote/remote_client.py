@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar, get_args
@@ -19,7 +18,7 @@ from txnkv.client import (
     Snapshot,
     Table,
 )
-from txnkv.coordinator import MIN_KEEPALIVE, ShieldedFuture, Timestamp, TxnId, TxnState
+from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -42,11 +41,11 @@ from txnkv.remote.remote_handles import (
     is_same,
     reader_of,
 )
-from txnkv.remote.remote_session import RemoteJob, RemoteSession
+from txnkv.remote.remote_session import RemoteSession
 from txnkv.remote.remote_topics import RemoteTopic
-from txnkv.remote.remote_transaction import RemoteTransaction
-from txnkv.remote.wire import arguments, like, remote_calls, tells_of_change
-from txnkv.storage import CachedProperty, SharedWeakSet, TaskThread, new_lock
+from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
+from txnkv.remote.wire import arguments, like, remote_calls
+from txnkv.storage import CachedProperty, SharedWeakSet, new_lock
 from txnkv.tables import Schema
 from txnkv.topics import SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
@@ -67,8 +66,6 @@ from txnkv.transaction import (
 T = TypeVar("T")
 
 _FLUSHERS: Final = 4
-_MOST_TOGETHER: Final = 256
-"""Commits of one request."""
 
 _ISOLATIONS: Final = get_args(Isolation)
 _LOCKINGS: Final = get_args(Locking)
@@ -487,66 +484,3 @@ def _foreign(value: RemoteHandle, address: str) -> list[Any]:
             "take client.snapshot(), of a client of this store"
         )
     return ["v", int(value.timestamp)]
-
-
-class Committer:
-    """Commits that nobody waits for, in the order of their calls.
-
-    What has gathered while the request before was on its way goes in the next one; the server
-    commits it all as one local thread would by `commit_async`.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._waiting: deque[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = deque()
-        self._thread = TaskThread("txnkv-remote")
-        self._sending = new_lock()  # in the order of the calls
-
-    def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
-        """Have a transaction committed, after these calls of it."""
-        found = ShieldedFuture[Timestamp]().begun()
-        self._waiting.append((txn, calls, found))
-        if not self._thread.hand(self._send):
-            self._send()
-        return found
-
-    def close(self) -> None:
-        """Wait for what is on its way."""
-        self._thread.close()
-
-    def _send(self) -> None:
-        parts: list[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = []
-        answers, failed = list[Any](), None
-        with self._sending:
-            while self._waiting and len(parts) < _MOST_TOGETHER:
-                parts.append(self._waiting.popleft())
-            if not parts:
-                return  # the request before took it along
-            content = [[txn, [call.content() for call in calls]] for txn, calls, _ in parts]
-            call = Call("Client", self._connection, "commits", (content,))
-            try:
-                answers = self._connection.channel.call(call)
-            except Exception as error:
-                failed = error
-        if failed is not None:
-            for txn, _, future in parts:
-                _settle(future, txn, failed)
-        for (txn, calls, future), answer in zip(parts, answers, strict=False):
-            for each in calls:
-                if each.done is not None:
-                    each.done(None)
-            _settle(future, txn, answer)
-
-
-def _settle(future: Future[Timestamp], txn: RemoteTransaction, answer: Any) -> None:
-    def commit() -> Timestamp:
-        if isinstance(answer, Exception):
-            raise answer
-        found: Timestamp = answer
-        return found
-
-    try:
-        txn.channel.changes += tells_of_change(answer)
-        future.set_result(txn.ended_by(commit))
-    except Exception as error:
-        future.set_exception(error)

@@ -24,14 +24,13 @@ from txnkv.errors import (
 from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteTable
 from txnkv.remote.remote_topics import RemoteTopic
-from txnkv.remote.wire import LostHandleError, ids_of, remote_calls
+from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, MISSING, Operation, arrow_input, require_operation
 from txnkv.topics import pending
 from txnkv.transaction import (
     Background,
     FlushMode,
-    Job,
     Room,
     Session,
     SessionRows,
@@ -180,7 +179,6 @@ class RemoteSession(RemoteHandle, Session):
         self._tables: dict[str, RemoteTable] = {}
         self._topics: dict[str, RemoteTopic] = {}
         self._source = txn or connection
-        self._target = txn if own else self
         if own:
             self.twin = "Transaction"
         if made_by is not None:
@@ -194,6 +192,7 @@ class RemoteSession(RemoteHandle, Session):
     def make(self) -> None:
         """Have it made at the server, or made again with its transaction."""
         if self._own:
+            self.number = self._txn.number
             return
         number = self.channel.new_handle()
         call = Call(self._source.twin, self._source, "new_session", ("manual", None), {}, number)
@@ -227,7 +226,7 @@ class RemoteSession(RemoteHandle, Session):
     def _refuse_over(self) -> None:
         """Have the server say why it takes no more, before another thread's request is told so."""
         if self._txn is not None and self._txn.over:
-            self._request(Call(self.twin, self._target, "flush"))
+            self._request(Call(self.twin, self, "flush"))
 
     def _after_call(self) -> None:
         if self._mode == "auto_sync":
@@ -265,11 +264,11 @@ class RemoteSession(RemoteHandle, Session):
         try:
             if small:
                 table = pa.Table.from_batches(batches, schema)
-                found = self._request(Call(self.twin, self._target, name, (to, table, *more)))
+                found = self._request(Call(self.twin, self, name, (to, table, *more)))
                 return found
             if self._changes.count:
                 self._request()
-            call = Call(self.twin, self._target, name, (to, None, *more))
+            call = Call(self.twin, self, name, (to, None, *more))
             found = self._ask(lambda: self.channel.put(call, schema, _pieces(batches)))
         except pa.ArrowNotImplementedError as error:  # Arrow's messages lack the type
             raise SchemaError(
@@ -319,7 +318,7 @@ class RemoteSession(RemoteHandle, Session):
         self._require_open("acknowledge")
         info = subscription_info(subscription)
         name = "ack_cumulative" if cumulative else "ack"
-        self._request(Call(self.twin, self._target, name, (info, ids := ids_of(message, info))))
+        self._request(Call(self.twin, self, name, (info, ids := ids_of(message, info))))
         if self._txn is None:
             self._left.count += len(ids)
         self._after_call()
@@ -327,21 +326,21 @@ class RemoteSession(RemoteHandle, Session):
     # -- flush -------------------------------------------------------------------------
 
     def flush(self) -> WriteResult:
-        if self._closed or self._is_ended:  # with nothing left, and no handle
+        if self._closed:  # with nothing left, and no handle
             return WriteResult()
         self._flusher.wait(self)
-        found: WriteResult = self._request(Call(self.twin, self._target, "flush"))
+        found: WriteResult = self._request(Call(self.twin, self, "flush"))
         return found
 
     def pending_errors(self) -> list[RowError]:
         if self._closed:
             found, self._refused = self._refused, []
         else:
-            found = [] if self._is_ended else self._target._call("pending_errors")
+            found = self._call("pending_errors")
         return found
 
     def flush_untold(self) -> None:
-        self._request(Call(self.twin, self._target, "flush_untold"))
+        self._request(Call(self.twin, self, "flush_untold"))
 
     def flush_for_commit(self) -> None:
         self._flusher.wait(self)
@@ -352,7 +351,7 @@ class RemoteSession(RemoteHandle, Session):
         """Return the calls that send what waits, which go in front of another."""
         with self._lock:
             self._tables, self._topics = {}, {}
-            return self._changes.calls(self.twin, self._target)
+            return self._changes.calls(self.twin, self)
 
     def taken(self, held: ExitStack | None = None) -> list[Call]:
         """Return those calls; until what is held is let go, no other thread has them or adds.
@@ -401,11 +400,6 @@ class RemoteSession(RemoteHandle, Session):
                 self._left.count = 0
                 self._room.empty()
             return found
-
-    @property
-    def _is_ended(self) -> bool:
-        """Nothing waits, nor has a place to go."""
-        return self._own and self._txn._end is not None and not self._changes.count
 
     @property
     def _is_committed(self) -> bool:
@@ -463,7 +457,7 @@ class RemoteSession(RemoteHandle, Session):
         self.sent()
         if self._left and not self.channel.closed:
             with suppress(UnavailableError):
-                self.channel.call(Call(self.twin, self._target, "discard"))
+                self.channel.call(Call(self.twin, self, "discard"))
         self._left.count = 0
 
     def end(self) -> None:
@@ -482,9 +476,7 @@ class RemoteSession(RemoteHandle, Session):
             try:
                 if self._txn is None or not self._txn.over:
                     self._flusher.wait(self)
-                    calls = [
-                        Call(self.twin, self._target, name) for name in ("flush", "pending_errors")
-                    ]
+                    calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
                     self._refused = self._request(*calls)
                 if self._lost is not None:
                     self._lost.forget()
@@ -534,52 +526,3 @@ class RemoteSession(RemoteHandle, Session):
         if found is None:
             found = self._topics[topic] = self._connection.topic_of(topic)
         return found
-
-
-@remote_calls("Job", "abort")
-class RemoteJob(RemoteHandle, Job):
-    """See `txnkv.transaction.Job`.
-
-    Args:
-        id: of a job that was started; None: start one.
-    """
-
-    twin = "Job"
-
-    txn: Any
-
-    def __init__(self, txn: Any, id: str | None) -> None:
-        self._connection = txn.connection
-        self.txn = txn
-        if id is None:
-            try:
-                id = self._made(txn, "start_job")["id"]
-            except LostHandleError:
-                if not txn._make_again():
-                    raise
-                id = self._made(txn, "start_job")["id"]
-            self.id = id
-        else:
-            self.id = id
-            self._join()
-
-    def _join(self) -> None:
-        self.txn.reference()  # it has not ended
-        number = self.channel.new_handle()
-        self.channel.later(Call(self.txn.twin, self.txn, "join_job", (self.id,), {}, number))
-        self.numbered(number)
-
-    def _make_again(self) -> bool:
-        if not self.txn._make_again():
-            return False
-        self._join()
-        return True
-
-    def session(self, attempt: str, *, alone: bool = False) -> Session:
-        number = self.channel.new_handle()
-        made = Call(self.twin, self, "session", (attempt,), {"alone": alone}, number)
-        self.channel.later(made)
-        return RemoteSession(self._connection, self.txn, "manual", None, made_by=made)
-
-    def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
-        self._call("commit", list(attempts), first=list(first))

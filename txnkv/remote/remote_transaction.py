@@ -10,21 +10,14 @@ client learns from the store after `new_transaction` it learns from after its be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from txnkv.coordinator import (
-    ShieldedFuture,
-    Timestamp,
-    TxnId,
-    TxnRow,
-    TxnState,
-    ending_error,
-    status_table,
-)
+from txnkv.coordinator import ShieldedFuture, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     AuthenticationError,
     CommitOutcomeUnknownError,
@@ -37,13 +30,13 @@ from txnkv.errors import (
 from txnkv.remote.channel import Call
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan, RemoteTable, TableThen
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
-from txnkv.storage import new_rlock, shielded
+from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls, tells_of_change
+from txnkv.storage import TaskThread, new_lock, new_rlock, shielded
 from txnkv.tables import Schema
 from txnkv.transaction import (
     BUFFER_BYTES,
-    ROLLED_BACK,
     FlushMode,
+    Job,
     Scan,
     Session,
     Transaction,
@@ -52,6 +45,9 @@ from txnkv.transaction import (
 )
 
 T = TypeVar("T")
+
+_MOST_TOGETHER: Final = 256
+"""Commits of one request."""
 
 
 @remote_calls("Transaction", "mark_applied")
@@ -84,8 +80,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._told: list[int] | None = None
         self._spare = 0
         self._asked = False  # how it ended, by an id that it perhaps did not begin by
-        self._refused = False  # it never began
-        self._end: list[Any] | None = None  # how it ended: state, reason and name of the error
         self.over = False
         self.rolled_back = False
         self.ending = False
@@ -115,8 +109,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _learn(self, told: list[Any] | int | None) -> None:
         if told is None:
-            self._refused = self._told is None  # as who uses it is told
-            return
+            return  # it could not be made, as who uses it is told
         if isinstance(told, int):  # it did not begin by the id of an earlier server
             self._spare = told
             if self._asked:
@@ -130,49 +123,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
         if len(told) > 4:
             name, *claim = told[4:]
             self._connection.claims[name] = claim
-
-    def reference(self) -> list[Any]:
-        if self._end is not None:  # the server was told that nobody asks for it any more
-            raise self._not_open("go on")
-        return ["h", self.number]
-
-    @property
-    def _row(self) -> TxnRow:
-        """The end of it, as far as that is known here."""
-        assert self._end is not None
-        state, reason, error = self._end
-        id = TxnId(self._known_id).local
-        known = {"txn_id": id, "state": state, "reason": reason, "error": error}
-        return TxnRow(**status_table.fields_of(**known))
-
-    def _not_open(self, what: str) -> InvalidTxnStateError:
-        return status_table.not_open(self._row, what)
-
-    def _is_committed(self, what: str) -> bool:
-        """Tell whether it is known here to be committed.
-
-        Raises:
-            TxnkvError: it is known to be aborted.
-        """
-        self._connection.require_open()
-        if self._end is not None and self._end[0] is not TxnState.COMMITTED:
-            raise self._not_open(what)
-        return self._end is not None
-
-    def _learn_end(self, told: list[Any]) -> TxnState:
-        """Take how it stands; of one that has ended the server need not know any more."""
-        found = TxnState(told[0])
-        if found.ended and self._told is not None:
-            if found is TxnState.COMMITTED:
-                self._committed_at = Timestamp(told[3] or self._told[1])
-            self._ended(told[:3])
-        return found
-
-    def _ended(self, end: list[Any]) -> None:
-        """Give up the handle, and what refers to this: nothing is left for the collector."""
-        self._end = end
-        self._kept = self._own_session = None
-        self._sessions = ()
 
     @property
     def committing(self) -> bool:
@@ -203,8 +153,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return Timestamp(self._about()[2])
 
     def serialize(self, keepalive: bool = False) -> TxnToken:
-        if self._end is not None and self._token is not None:
-            return self._token
         with self._waiting_calls() as calls:
             if self._token is None:  # its own, which keeps it alive
                 calls.append(self._serialize_call(True))
@@ -228,7 +176,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def _make_again(self) -> bool:
         """Join it again, where others know of it and nothing that it was given can be lost."""
         given = self.given or any(session.given for session in self._sessions)
-        return self._end is not None or (not given and self.rejoin())
+        return not given and self.rejoin()
 
     def rejoin(self) -> bool:
         """Join it again at a server that has lost it; whether that can be."""
@@ -244,7 +192,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def revive(self) -> None:
         """See that the server has it, which sends its heartbeats."""
-        if self.ending or self.state.ended:
+        if self.ending or self._call("state").ended:
             self.channel.shared.discard(self)
 
     def __repr__(self) -> str:
@@ -275,8 +223,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
-            self._require_sure()
-            self._is_committed("commit")
+            self._connection.require_open()
             if not (self._known_id or self._joined):
                 self._about()  # so that its outcome can be asked for, should the answer be lost
             for session in self._sessions:
@@ -308,8 +255,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
         """Return what a commit gives, and know how the transaction stands after it."""
         self._committed_at = self._attempted(commit)
         self.over = True
-        if self._told is not None:
-            self._ended([TxnState.COMMITTED, None, None])
         return self._committed_at
 
     def _attempted(self, commit: Callable[[], T]) -> T:
@@ -357,8 +302,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
         return CommitOutcomeUnknownError(text, TxnId(self._known_id))
 
     def start_commit(self) -> None:
-        if self._is_committed("commit"):
-            return
         before, self.ending = self.ending, True  # first, so that no other thread adds a row
         if any(session.calls() for session in self._sessions):
             self.ending = before
@@ -369,17 +312,13 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._attempted(lambda: self._call("start_commit"))
 
     def is_commit_complete(self) -> bool:
-        if self._end is None:
-            self.over = bool(self._call("is_commit_complete"))
-            return self.over and self.state.ended
-        if self._end[0] is TxnState.ABORTED:
-            raise ending_error(self._row, "commit")
-        return True
+        self.over = bool(self._call("is_commit_complete"))
+        return self.over
 
     @shielded
     def commit_async(self) -> Future[Timestamp]:
         with self._lock:
-            if self._end is not None or self._committed_at is not None:
+            if self._committed_at is not None:
                 found = ShieldedFuture[Timestamp]().begun()
                 found.take(self.commit)
                 return found
@@ -393,11 +332,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     @property
     def state(self) -> TxnState:
-        if self._end is not None:
-            self._connection.require_open()
-            return TxnState(self._end[0])
         try:
-            found = self._learn_end(self._call("ending"))
+            found: TxnState = self._call("state")
         except LostHandleError:
             self._asked = self._told is None and (self.ending or self._commit_called)
             if not self._known_id or not (self._told or self._asked):
@@ -409,27 +345,15 @@ class RemoteTransaction(RemoteHandle, Transaction):
         if self._going is not None:
             self._going.exception()  # or it would be taken for rolled back, and yet be committed
         with self._lock:
-            self._connection.require_open()
-            if self._end is not None and self._end[0] is TxnState.COMMITTED:
-                raise InvalidTxnStateError(f"cannot abort: transaction {self.id} is COMMITTED")
             self.ending = True
             for session in self._sessions:
                 session.sent()
-            if self._end is None and not self._refused:
-                self._roll_back()
-            if self._refused:
-                self._ended([TxnState.ABORTED, ROLLED_BACK, None])
+            try:
+                self._call("rollback")
+            except LostHandleError:  # its server gave it up, if nobody else knew of it
+                if self.rejoin():
+                    self._call("rollback")
             self.over = self.rolled_back = True
-
-    def _roll_back(self) -> None:
-        try:
-            self._learn_end(self._call("rollback"))
-        except LostHandleError:  # its server gave it up, if nobody else knew of it
-            if self.rejoin():
-                self._learn_end(self._call("rollback"))
-        except TxnkvError:
-            if not self._refused:  # else there is none to be rolled back
-                raise
 
     def close(self) -> None:
         with ExitStack() as stack:
@@ -449,8 +373,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def _let_go(self) -> None:
         self.channel.shared.discard(self)
-        here = self._told is None or self._end is not None
-        if not (here or self.over or self.channel.closed):
+        if self._told is not None and not self.over and not self.channel.closed:
             self._call("close")
 
     # -- sessions ----------------------------------------------------------------------
@@ -463,9 +386,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
             raise InvalidTxnStateError(
                 "transaction commit has already started: the transaction takes no new sessions"
             )
+        session = RemoteSession(self._connection, self, flush_mode, buffer_bytes)
         with self._lock:
-            self.reference()  # or the next request would make one of what has ended
-            session = RemoteSession(self._connection, self, flush_mode, buffer_bytes)
             self._sessions += (session,)
         return session
 
@@ -564,3 +486,114 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.close()
         finally:
             self._lock.release()
+
+
+@remote_calls("Job", "abort")
+class RemoteJob(RemoteHandle, Job):
+    """See `txnkv.transaction.Job`.
+
+    Args:
+        id: of a job that was started; None: start one.
+    """
+
+    twin = "Job"
+
+    txn: RemoteTransaction
+
+    def __init__(self, txn: RemoteTransaction, id: str | None) -> None:
+        self._connection = txn.connection
+        self.txn = txn
+        if id is None:
+            try:
+                id = self._made(txn, "start_job")["id"]
+            except LostHandleError:
+                if not txn._make_again():
+                    raise
+                id = self._made(txn, "start_job")["id"]
+            self.id = id
+        else:
+            self.id = id
+            self._join()
+
+    def _join(self) -> None:
+        number = self.channel.new_handle()
+        self.channel.later(Call(self.txn.twin, self.txn, "join_job", (self.id,), {}, number))
+        self.numbered(number)
+
+    def _make_again(self) -> bool:
+        if not self.txn._make_again():
+            return False
+        self._join()
+        return True
+
+    def session(self, attempt: str, *, alone: bool = False) -> Session:
+        number = self.channel.new_handle()
+        made = Call(self.twin, self, "session", (attempt,), {"alone": alone}, number)
+        self.channel.later(made)
+        return RemoteSession(self._connection, self.txn, "manual", None, made_by=made)
+
+    def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
+        self._call("commit", list(attempts), first=list(first))
+
+
+class Committer:
+    """Commits that nobody waits for, in the order of their calls.
+
+    What has gathered while the request before was on its way goes in the next one; the server
+    commits it all as one local thread would by `commit_async`.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._waiting: deque[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = deque()
+        self._thread = TaskThread("txnkv-remote")
+        self._sending = new_lock()  # in the order of the calls
+
+    def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
+        """Have a transaction committed, after these calls of it."""
+        found = ShieldedFuture[Timestamp]().begun()
+        self._waiting.append((txn, calls, found))
+        if not self._thread.hand(self._send):
+            self._send()
+        return found
+
+    def close(self) -> None:
+        """Wait for what is on its way."""
+        self._thread.close()
+
+    def _send(self) -> None:
+        parts: list[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = []
+        answers, failed = list[Any](), None
+        with self._sending:
+            while self._waiting and len(parts) < _MOST_TOGETHER:
+                parts.append(self._waiting.popleft())
+            if not parts:
+                return  # the request before took it along
+            content = [[txn, [call.content() for call in calls]] for txn, calls, _ in parts]
+            call = Call("Client", self._connection, "commits", (content,))
+            try:
+                answers = self._connection.channel.call(call)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            for txn, _, future in parts:
+                _settle(future, txn, failed)
+        for (txn, calls, future), answer in zip(parts, answers, strict=False):
+            for each in calls:
+                if each.done is not None:
+                    each.done(None)
+            _settle(future, txn, answer)
+
+
+def _settle(future: Future[Timestamp], txn: RemoteTransaction, answer: Any) -> None:
+    def commit() -> Timestamp:
+        if isinstance(answer, Exception):
+            raise answer
+        found: Timestamp = answer
+        return found
+
+    try:
+        txn.channel.changes += tells_of_change(answer)
+        future.set_result(txn.ended_by(commit))
+    except Exception as error:
+        future.set_exception(error)

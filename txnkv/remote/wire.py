@@ -169,7 +169,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     "Transaction": {
         **_ROWS,
         **_all("read", "get get_by get_many scan schema_of", given=True, again=True),
-        **_all("none", "about ending is_commit_complete new_session serialize close", again=True),
+        **_all("none", "about state is_commit_complete new_session serialize close", again=True),
         **_all("none", "commit start_commit rollback"),
         **_all("write", "mark_applied start_job"),
         **_all("write", "join_job", again=True),

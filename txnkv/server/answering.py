@@ -47,7 +47,7 @@ from txnkv.server.guests import Guest, Reference, add_each, require_reference, r
 from txnkv.server.users import About
 from txnkv.tables import DELETES, Outcome, lookup, places_of, require_operation, table_catalog
 from txnkv.topics import Encoded, Message, Sender, messages_to_arrow
-from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction, commit_protocols
+from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
 _KINDS: Final[dict[str, type]] = {
     kind.__name__: kind
@@ -348,18 +348,6 @@ def _about(guest: Guest, txn: Transaction) -> list[int]:
     return [int(txn.id), int(txn.snapshot), int(txn.age)]
 
 
-def _ending(guest: Guest, txn: Transaction) -> list[Any]:
-    """The state, and the end: by that its client answers when it has given it up."""
-    txn.connection.require_open()
-    row = commit_protocols.current(txn.context)
-    return [row.state, row.reason, row.error, row.commit_ts]
-
-
-def _rollback(guest: Guest, txn: Transaction) -> list[Any]:
-    txn.rollback()
-    return _ending(guest, txn)
-
-
 def _serialize(guest: Guest, txn: Transaction, keepalive: bool, address: str) -> Any:
     """A token tells where this server says that it is reached, or where the client reached it."""
     if not guest.client.addresses and len(address) < _LONGEST_ADDRESS:
@@ -581,8 +569,6 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
     ("Transaction", "close"): lambda _, txn: txn.drop(),  # what is to be written was flushed
-    ("Transaction", "ending"): _ending,
-    ("Transaction", "rollback"): _rollback,
     ("Transaction", "schema_of"): lambda _, txn, of: txn.context.table_at_begin(of.info).schema,
     ("Transaction", "serialize"): _serialize,
     ("Transaction", "start_job"): lambda _, txn: Job.start(txn),
