@@ -564,30 +564,3 @@ def test_what_is_due_is_asked_for_where_a_time_has_come(
     found = [number for _ in range(12) for number in numbers(take(two, 1))]
     assert found == list(range(12))
     assert len(looks) <= 2 * len(found)
-
-
-def test_many_of_a_key_that_waits_keep_no_other_key_waiting(
-    client: txnkv.Client, topic: txnkv.Topic, now: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thousand of them did; and each was looked at whenever another key was asked for."""
-    looks = []
-    known = KeySharedReader._is_known
-
-    def counted(self: KeySharedReader, *args: Any) -> bool:
-        looks.append(args)
-        return known(self, *args)
-
-    monkeypatch.setattr(KeySharedReader, "_is_known", counted)
-    sub = subscribe(topic, lease_seconds=9999, redelivery_delay=3600)
-    with client.transaction() as txn:
-        for n in range(3000):
-            txn.send(topic, str(n), key="slow", partition=0)
-        for n in range(30):
-            txn.send(topic, "fast", key=str(n), partition=0)
-    sub.nack(take(sub, 1))
-    found = [message for _ in range(30) for message in take(sub, 1)]
-    assert [message.value for message in found] == [b"fast"] * 30
-    assert len(looks) < 3000
-    assert take(sub, 1) == []
-    now.forward(3601)
-    assert [number for _ in range(3) for number in numbers(take(sub, 1000))] == [*range(3000)]

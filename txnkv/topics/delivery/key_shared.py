@@ -207,12 +207,6 @@ def _due_of_key(leases: list[Any]) -> list[Any]:
     return found
 
 
-_KEYS: Final = 5000
-"""Keys of a partition that are known to wait for others, at most: each is asked for again."""
-_SOME: Final = 100
-"""Those that are asked for at a time, while there is something to be had anyway."""
-
-
 class _Waiting(NamedTuple):
     """A message of this consumer's part.
 
@@ -226,46 +220,6 @@ class _Waiting(NamedTuple):
     hash: int
 
 
-class _Ahead:
-    """Messages of a partition that are not leased here yet, of each key in the order of offsets.
-
-    Attributes:
-        next: to be looked at.
-        kept: by hash, what is behind the first one that waits for others. All of it is behind
-            what `next` has of the hash, but for what that has not looked at since.
-        nbytes: of all.
-    """
-
-    def __init__(self) -> None:
-        self.next: deque[_Waiting] = deque()
-        self.kept: dict[int, deque[_Waiting]] = {}
-        self.nbytes = 0
-
-    def keep(self, those: Sequence[_Waiting]) -> None:
-        """Keep what was at the front of `next`."""
-        older: dict[int, list[_Waiting]] = {}
-        for each in those:
-            if self.is_behind(each):
-                self.kept[each.hash].append(each)
-            else:
-                older.setdefault(each.hash, []).append(each)
-        for hash, some in older.items():
-            self.kept.setdefault(hash, deque()).extendleft(reversed(some))
-
-    def is_behind(self, each: _Waiting) -> bool:
-        """Tell whether one comes after others of its key that are kept."""
-        kept = self.kept.get(each.hash)
-        return kept is not None and kept[0].message.offset < each.message.offset
-
-    def release(self, hash: int) -> None:
-        """Look again at the first ones of those that were kept: they wait for nobody."""
-        kept = self.kept[hash]
-        some = [kept.popleft() for _ in range(min(len(kept), AHEAD))]
-        if not kept:
-            del self.kept[hash]
-        self.next = deque(sorted([*some, *self.next], key=lambda each: each.message.offset))
-
-
 class KeySharedReader(LeaseReader):
     """For one of the consumers of a key_shared subscription; see `LeaseReader`."""
 
@@ -275,7 +229,7 @@ class KeySharedReader(LeaseReader):
 
     def __init__(self, *args: Any) -> None:
         self._marks: dict[int, int] = {}
-        self._waiting: dict[int, _Ahead] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
         self._looked: dict[int, tuple[int, list[_Waiting]]] = {}
         super().__init__(*args)
 
@@ -323,23 +277,21 @@ class KeySharedReader(LeaseReader):
                 source.restart(self._marks.get(id, 0))
         moved = False
         for id, source in self._sources.items():
-            ahead = self._waiting.setdefault(id, _Ahead())
+            waiting = self._waiting.setdefault(id, deque())
             source.moved = False
-            while len(ahead.next) < AHEAD and len(ahead.kept) < _KEYS and source.fill(self._ends):
-                if ahead.nbytes >= source.share:
+            while len(waiting) < AHEAD and source.fill(self._ends):
+                if sum(each.message.nbytes for each in waiting) >= source.share:
                     break
                 for message in source.take():
                     hash = key_hash(message)
                     if hash in self._part:
-                        each = _Waiting(message, source.trail_of(message.offset), hash)
-                        ahead.next.append(each)
-                        ahead.nbytes += message.nbytes
+                        waiting.append(_Waiting(message, source.trail_of(message.offset), hash))
             moved |= source.moved
         return moved
 
     @property
     def _has_new(self) -> bool:
-        return any(ahead.next or ahead.kept for ahead in self._waiting.values())
+        return any(self._waiting.values())
 
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`."""
@@ -351,7 +303,7 @@ class KeySharedReader(LeaseReader):
 
     def _claim(self, most: int, dead: bool) -> bool:
         """See `LeaseReader`. Nothing is written when there is nothing to claim."""
-        before = self._unseen
+        before = sum(map(len, self._waiting.values()))
         with self._store.status.read(durable=False) as cur:
             if self._next_due:  # what is due stays so until somebody writes
                 self._next_due, self._next_delayed = self._due(cur)
@@ -360,17 +312,12 @@ class KeySharedReader(LeaseReader):
         if not self._anew and (dead or some):
             more = super()._claim(most, dead)
             for id, (looked, left) in self._looked.items():
-                ahead = self._waiting[id]
-                ahead.nbytes += sum(each.message.nbytes for each in left)
+                waiting = self._waiting[id]
                 for _ in range(looked):
-                    ahead.nbytes -= ahead.next.popleft().message.nbytes
-                ahead.next.extendleft(reversed(left))
-        # Where some that others did with were dropped, or wait for them, there is room to read on.
-        return more or self._anew or self._unseen < before
-
-    @property
-    def _unseen(self) -> int:
-        return sum(len(ahead.next) for ahead in self._waiting.values())
+                    waiting.popleft()
+                waiting.extendleft(reversed(left))
+        # Where some that others did with were dropped, there is room to read on.
+        return more or self._anew or sum(map(len, self._waiting.values())) < before
 
     def _free_dead(self, cur: apsw.Cursor) -> None:
         super()._free_dead(cur)
@@ -392,41 +339,23 @@ class KeySharedReader(LeaseReader):
         return due_leases(cur, at, span, self._part, most)
 
     def _can_claim(self, cur: apsw.Cursor) -> bool:
-        """Tell whether one that waits can be claimed; what others did with is dropped, what waits
-        for them kept.
-        """
+        """Tell whether one that waits can be claimed; what others did with is dropped."""
         shut: set[int] = set()
-        found = False
-        for id, ahead in self._waiting.items():
-            self._sort_out(cur, id, ahead, shut)
-            for hash in list(ahead.kept)[: _SOME if ahead.next else None]:
-                if self._is_blocked(cur, ahead.kept[hash][0], shut):
-                    ahead.kept[hash] = ahead.kept.pop(hash)  # those behind it are next
-                else:
-                    ahead.release(hash)
-                    self._sort_out(cur, id, ahead, shut)
-                    if ahead.next:
-                        break
-            found |= bool(ahead.next)
-        return found
-
-    def _sort_out(self, cur: apsw.Cursor, id: int, ahead: _Ahead, shut: set[int]) -> None:
-        """Have the first of a partition be one that can be claimed."""
-        kept: list[_Waiting] = []
-        try:
-            while ahead.next:
-                each, known = ahead.next[0], False
-                if not (each.hash in shut or ahead.is_behind(each)) or self._delay(each.message):
-                    known = self._is_known(cur, id, each)
-                    if self._gap(cur, id, each) if known else not self._is_blocked(cur, each, shut):
-                        break
-                ahead.next.popleft()
-                if known:
-                    ahead.nbytes -= each.message.nbytes
-                else:
+        for id, waiting in self._waiting.items():
+            kept: deque[_Waiting] = deque()
+            while waiting:
+                each = waiting[0]
+                known = self._is_known(cur, id, each)
+                if self._gap(cur, id, each) if known else not self._is_blocked(cur, each, shut):
+                    break
+                if not known:
                     kept.append(each)
-        finally:
-            ahead.keep(kept)
+                waiting.popleft()
+            found = bool(waiting)
+            waiting.extendleft(reversed(kept))
+            if found:
+                return True
+        return False
 
     def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], dict[int, int]]:
         """Those that wait and can be claimed; where the source is does not depend on it. How many
@@ -441,15 +370,11 @@ class KeySharedReader(LeaseReader):
         self._turn += 1
         for id in ids[self._turn % len(ids) :] + ids[: self._turn % len(ids)]:
             left, blocked, upto = list[_Waiting](), NONE, -1
-            ahead = self._waiting[id]
-            for looked, each in enumerate(ahead.next):
+            for looked, each in enumerate(self._waiting[id]):
                 self._looked[id] = looked, left
                 if len(found) >= most or room <= 0:
                     break
                 self._looked[id] = looked + 1, left
-                if ahead.is_behind(each) and not self._delay(each.message):
-                    left.append(each)
-                    continue
                 if self._is_known(cur, id, each):
                     for first, last in self._gap(cur, id, each):
                         ack_rows.delete(cur, self._info.id, id, first, last)
@@ -458,8 +383,8 @@ class KeySharedReader(LeaseReader):
                     left.append(each)
                     continue
                 if (offset := each.message.offset) > upto:
-                    few = min(looked + most - len(found), len(ahead.next))
-                    upto = ahead.next[few - 1].message.offset
+                    few = min(looked + most - len(found), len(self._waiting[id]))
+                    upto = self._waiting[id][few - 1].message.offset
                     blocked = self._blocked_in(cur, id, offset, upto)
                 message = self._lease(cur, id, each, blocked)
                 if message is not None:
