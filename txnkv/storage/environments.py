@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
@@ -35,6 +36,8 @@ WRITABLE_CAP = 64
 """The most that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
 _SHARE = 32
 """The part of a cap that is closed when it is reached: not one for each that comes."""
+_CHANCE: Final = random.Random()
+"""Not the common one, of which a program that seeds it expects its own numbers."""
 _GIVING_SECONDS = 0.5
 """Seconds for which that goes on with one file, with writers in between."""
 
@@ -160,8 +163,8 @@ class _Table:
         surplus = len(opened) - left
         # Not those that were used longest ago: whoever goes over more than may be open, time and
         # again, comes to these next. Half are such as were opened last, so that the others stay.
-        late = random.sample(opened[-surplus:], surplus - surplus // 2)
-        for environment in late + random.sample(opened, len(opened)):
+        late = _CHANCE.sample(opened[-surplus:], surplus - surplus // 2)
+        for environment in late + _CHANCE.sample(opened, len(opened)):
             if surplus <= 0:
                 return
             surplus -= environment.is_open and environment.close(timeout=0)
