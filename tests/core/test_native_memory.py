@@ -28,6 +28,7 @@ import pytest
 from tests.core.test_delivery import Consumer
 from txnkv import core
 from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
+from txnkv.core.row_layout import _native_column
 from txnkv.storage import clock
 from txnkv.storage.sqlite_connection import native_writer
 from txnkv.tables import MISSING
@@ -190,6 +191,30 @@ class Rows(core.Writes):
     def _undo(self, statement: int) -> None:
         for id, memory in self.memories.items():
             self.memories[id] = memory.copy(0, statement)
+
+
+def test_indexes_that_are_forgotten_while_a_row_is_decoded() -> None:
+    """Instants are made by Python, beside which others alter the table and drop what is old."""
+    columns = [[*_native_column(name, TYPES[name], name != "k")] for name in TYPES]
+    instant, forgotten = columns[3][8], list[Any]()
+
+    def forget(micros: int) -> Any:
+        forgotten.append(reader.forget())
+        return instant(micros)
+
+    columns[3][8] = forget
+    table = core.RowTable(tuple(map(tuple, columns)), (0,), core.CoreError, MISSING)
+    tablet, tables = Tablet(), object()
+    texts = Entries(2, True, {"s": pa.string(), "k": pa.int64()})
+    reader = core.RowReader(table, tables, (tablet.published, 1, tablet), 3, (), True)
+    reader.index(((texts.reader, (1, 0), (1,), True),))
+    rows = Rows()
+    rows.start((tables, {}, clock, "_reader", "monotonic_micros"), SNAPSHOT, None, (9, 9999, 9))
+    for each in (tablet, texts):
+        rows._of(each)
+    assert rows.write(reader, 2, (5, "text", *[MISSING] * 3)) == 2
+    assert forgotten == [None]
+    assert {id: each.n for id, each in rows.memories.items()} == {1: 1, 2: 2}
 
 
 # -- memory that is short -------------------------------------------------------------------
