@@ -26,8 +26,8 @@ enum { EACH = 3 /* of `tablets` */ };
 
 static reader_place_t place_of(const reader_t *self, Py_ssize_t number) {
     return (reader_place_t){(published_t *)PyTuple_GetItem(self->tablets, EACH * number),
-                     PyTuple_GetItem(self->tablets, EACH * number + 1),
-                     PyTuple_GetItem(self->tablets, EACH * number + 2)};
+                            PyTuple_GetItem(self->tablets, EACH * number + 1),
+                            PyTuple_GetItem(self->tablets, EACH * number + 2)};
 }
 
 bool reader_is_indexed(const reader_t *self) { return self->indexed; }
@@ -232,8 +232,8 @@ static bool are_columns(const reader_t *self, PyObject *given) {
 }
 
 /* index(indexes): from now on rows are written with their entries. Of each index the reader of its
- * entries, the columns of the row that an entry has, in its order, those that it is by and the row's
- * key has not, and whether no two rows may have the same. */
+ * entries, the columns of the row that an entry has, in its order, those that it is by and the
+ * row's key has not, and whether no two rows may have the same. */
 static PyObject *reader_index(PyObject *object, PyObject *given) {
     reader_t *self = (reader_t *)object;
     bool all = PyTuple_Check(given);

@@ -72,9 +72,10 @@ row_table_status_t row_table_check(row_table_t *table, PyObject *given, bool par
                                    PyObject **out);
 row_table_status_t row_table_check_key(row_table_t *table, PyObject *given, PyObject **out);
 row_table_status_t row_table_fits(row_table_t *table, uint32_t column, PyObject *value);
-/* Value i of a row: of its checked values, NULL: it has none, or where it is missing of the dict of an
- * older row; a new reference. NULL with an error set. */
+/* Value i of a row, a new reference: of its checked values, NULL: it has none, or where it is missing
+ * of the dict of an older row. NULL with an error set. */
 PyObject *row_table_value(const row_table_t *table, PyObject *values, PyObject *old, uint32_t i);
+/* Column i is missing in checked values. */
 bool row_table_lacks(const row_table_t *table, PyObject *values, uint32_t i);
 uint32_t row_table_columns(const row_table_t *table);
 /* No column is missing in them. */

@@ -1,6 +1,6 @@
-/* A row that a transaction writes, and its entries in indexes: tables/table_index.py has the rules, of
- * which those are here for indexes that are ready. What is refused, or not known at sight, is left to
- * Python. */
+/* A row that a transaction writes, and its entries in indexes: tables/table_index.py has the rules,
+ * of which those are here for indexes that are ready. What is refused, or not known at sight, is
+ * left to Python. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -27,6 +27,7 @@ typedef struct {
     reader_place_t at;
     bool there;
     row_bytes_t old, row;
+    PyObject *dict; /* of the old row, where it was wanted */
     change_t changes[INDEXES];
     size_t n;
 } plan_t;
@@ -112,20 +113,23 @@ static bool is_free(const change_t *change, const reader_own_t *own) {
 
 /* Plans what becomes of a row's entries in one index; false: it is left to Python. */
 static bool plan_entry(const reader_t *reader, PyObject *index, int op, PyObject *values,
-                       PyObject *old, const reader_own_t *own, plan_t *plan) {
-    const row_table_t *table = reader_table(reader);
+                       const reader_own_t *own, const row_bytes_t *key, plan_t *plan) {
+    row_table_t *table = reader_table(reader);
     reader_t *of = reader_of(PyTuple_GetItem(index, 0));
     PyObject *columns = PyTuple_GetItem(index, 1), *beside = PyTuple_GetItem(index, 2);
     if (plan->there && op != DELETE && leaves(table, beside, values)) return true;
-    change_t *change = plan->changes + plan->n;
+    if (plan->there && plan->dict == NULL) {
+        plan->dict = row_table_dict(table, key->data, key->len, plan->old.data, plan->old.len);
+        if (plan->dict == NULL) return false;
+    }
+    change_t *change = plan->changes + plan->n++;
     change->tablets = Py_NewRef(reader_tablets(of)); /* a look may let other threads run */
-    entry_init(&change->gone);
-    entry_init(&change->come);
-    plan->n++;
+    entry_t *gone = &change->gone, *come = &change->come;
+    entry_init(gone);
+    entry_init(come);
     row_table_t *entries = reader_table(of);
-    if (plan->there && !make_entry(table, entries, columns, NULL, old, &change->gone)) return false;
-    if (op != DELETE && !make_entry(table, entries, columns, values, old, &change->come)) return false;
-    const entry_t *gone = &change->gone, *come = &change->come;
+    if (plan->there && !make_entry(table, entries, columns, NULL, plan->dict, gone)) return false;
+    if (op != DELETE && !make_entry(table, entries, columns, values, plan->dict, come)) return false;
     change->moves = gone->is != come->is || (gone->is && !are_equal(&gone->key, &come->key));
     if (!change->moves && (!gone->is || are_equal(&gone->rest, &come->rest))) {
         plan->n--;
@@ -137,28 +141,16 @@ static bool plan_entry(const reader_t *reader, PyObject *index, int op, PyObject
     return !unique || !come->is || !change->moves || is_free(change, own);
 }
 
-static bool plan_entries(reader_t *reader, int op, PyObject *values, const reader_own_t *own,
+static bool plan_entries(const reader_t *reader, int op, PyObject *values, const reader_own_t *own,
                          const row_bytes_t *key, plan_t *plan) {
-    PyObject *indexes = reader_indexes(reader), *old = NULL;
+    PyObject *indexes = reader_indexes(reader);
     if (indexes == NULL || PyTuple_Size(indexes) > INDEXES) return false;
-    bool changes = !plan->there || op == DELETE;
-    for (Py_ssize_t i = 0; !changes && i < PyTuple_Size(indexes); i++) {
-        PyObject *beside = PyTuple_GetItem(PyTuple_GetItem(indexes, i), 2);
-        changes = !leaves(reader_table(reader), beside, values);
-    }
-    if (!changes) return true;
     Py_INCREF(indexes); /* what follows may let other threads run, which have others for it */
     bool planned = true;
-    if (plan->there) {
-        old = row_table_dict(reader_table(reader), key->data, key->len, plan->old.data,
-                             plan->old.len);
-        planned = old != NULL;
-    }
     for (Py_ssize_t i = 0; planned && i < PyTuple_Size(indexes); i++) {
-        planned = plan_entry(reader, PyTuple_GetItem(indexes, i), op, values, old, own, plan);
+        planned = plan_entry(reader, PyTuple_GetItem(indexes, i), op, values, own, key, plan);
     }
     Py_DECREF(indexes);
-    Py_XDECREF(old);
     return planned;
 }
 
@@ -172,8 +164,8 @@ static int put(const reader_place_t *at, reader_own_t *own, const row_bytes_t *k
     own->rows++;
     own->bytes += key->len + len;
     const uint8_t *data = row == NULL ? NULL : row->data;
-    if (set == NULL || mem_row_set_put(set, key->data, key->len, own->statement, data, len)) return -1;
-    return 0;
+    if (set == NULL) return -1;
+    return mem_row_set_put(set, key->data, key->len, own->statement, data, len) == STATUS_OK ? 0 : -1;
 }
 
 /* The first tablet without a set, of the row and its entries; NULL: each has one. */
@@ -197,7 +189,9 @@ static int write_planned(const plan_t *plan, int op, reader_own_t *own, const ro
     const uint64_t statement = own->statement;
     for (size_t i = 0; i < plan->n && failed == 0; i++) {
         const change_t *change = plan->changes + i;
-        if (change->gone.is && change->moves) failed = put(&change->at, own, &change->gone.key, NULL);
+        if (change->gone.is && change->moves) {
+            failed = put(&change->at, own, &change->gone.key, NULL);
+        }
         if (change->come.is && failed == 0) {
             failed = put(&change->at, own, &change->come.key, &change->come.rest);
         }
@@ -229,6 +223,7 @@ int row_write(reader_t *reader, int op, PyObject *values, reader_own_t *own, row
     int what = LEFT;
     plan.n = 0;
     plan.there = false;
+    plan.dict = NULL;
     row_bytes_init(&plan.old);
     row_bytes_init(&plan.row);
     const row_table_status_t known = op == DELETE ? row_table_key_values(table, values, key)
@@ -237,6 +232,7 @@ int row_write(reader_t *reader, int op, PyObject *values, reader_own_t *own, row
         what = write_at(reader, op, values, own, key, &plan);
     }
     for (size_t i = 0; i < plan.n; i++) change_free(&plan.changes[i]);
+    Py_XDECREF(plan.dict);
     row_bytes_free(&plan.old);
     row_bytes_free(&plan.row);
     Py_DECREF(tablets);

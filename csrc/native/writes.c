@@ -76,8 +76,8 @@ static void undo(writes_t *self, uint64_t statement) {
 
 /* Writes a checked row. A new reference: what became of it, or 0 where nothing was done. */
 static PyObject *write_row(writes_t *self, reader_t *reader, int op, PyObject *values) {
-    const bool asks = reader_is_indexed(reader) || !row_table_is_whole(reader_table(reader), values);
-    if (op == PUT && asks) op = UPSERT;
+    const bool blind = !reader_is_indexed(reader) && row_table_is_whole(reader_table(reader), values);
+    if (op == PUT && !blind) op = UPSERT;
     const uint64_t before = self->statements;
     reader_own_t own = {.sets = self->sets,
                         .add_key = self->add_key,

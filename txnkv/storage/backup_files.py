@@ -378,8 +378,8 @@ def require_listed(place: object, found: Listed, listed: Listed) -> None:
 def damaged(place: object, what: str) -> CorruptionError:
     """The error of a file that is not what was written."""
     return CorruptionError(
-        f"{place} is damaged: {what}. Nothing was restored from it: put the file back, or take "
-        "another backup"
+        f"{place} is damaged: {what}. Nothing of it was used: put the file back, or take another "
+        "backup"
     )
 
 

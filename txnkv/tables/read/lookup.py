@@ -49,10 +49,9 @@ _FEW_DEAR: Final = 256
 """Entries of an index whose rows are looked up one by one, where that is dear or many may come."""
 
 _FEW_VALUES: Final = 256
+"""So many values, in all columns of rows that are got together, are looked up row by row."""
 _SEVERAL: Final = 4
-"""So many values, in all columns of rows that are got together, are looked up row by row; in each
-of several tablets, as arrays cost more there, but of so many at most.
-"""
+"""The most times as many, of a table of so many tablets: arrays cost more there."""
 
 _MOST_MERGED: Final = 32 * core.FEW
 """Rows of all tablets of which the first ones by key are taken one by one."""
