@@ -86,7 +86,7 @@ BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
         "renew_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
-        "claiming", "claims", "info_of", "require_own", "handles", "close_handles",
+        "claims", "info_of", "require_own", "handles", "close_handles",
     },
     "table": {"name", "schema", "info", "indexes", "close"},
     "scan": {"schema", "over", "close"},

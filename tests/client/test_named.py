@@ -140,12 +140,11 @@ def test_who_begin_at_once(client: txnkv.Client, table: txnkv.Table, connect: Co
     clients = [connect() for _ in range(6)]
     with ThreadPoolExecutor(len(clients)) as others:
         begun = list(others.map(lambda each: each.new_transaction(name="n"), clients))
-        for number, txn in enumerate(begun):
-            txn.insert(table, (number, "a"))
         assert [txn.state for txn in begun].count(txnkv.TxnState.OPEN) == 1
 
         def commits(txn: txnkv.Transaction) -> bool:
             try:
+                txn.insert(table, (begun.index(txn), "a"))
                 txn.commit()
             except ProducerFencedError:
                 return False
@@ -226,21 +225,30 @@ def test_a_restored_store_ends_no_other_transaction(
     assert keys(client) == [1]
 
 
+@pytest.mark.parametrize(
+    ("of", "before"), [(attempts, "_move"), (attempts.NamedTransaction, "begin")]
+)
 def test_who_was_overtaken_looks_again(
-    client: txnkv.Client, table: txnkv.Table, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    client: txnkv.Client,
+    table: txnkv.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Any,
+    before: str,
 ) -> None:
-    """Between its look at the name and its write of it: it is told that it has it no more."""
+    """Between its look at the name and its write of it, or its begin: it has the name no more."""
     client.new_transaction(name="n").rollback()
-    other, move, moves = connect(), attempts._move, []
+    if before == "_move":
+        client.instance.names.clear()  # as where another process began
+    step, steps = getattr(of, before), []
 
-    def overtaken(*what: Any) -> bool:
-        moves.append(what)
-        assert len(moves) < 5
-        if len(moves) == 1:
-            other.new_transaction(name="n").rollback()
-        return move(*what)
+    def overtaken(*what: Any, **more: Any) -> Any:
+        steps.append(what)
+        assert len(steps) < 5
+        if len(steps) == 1:
+            client.table(NAMES_TABLE).update({"name": "n", "epoch": 1})
+        return step(*what, **more)
 
-    monkeypatch.setattr(attempts, "_move", overtaken)
+    monkeypatch.setattr(of, before, overtaken)
     with pytest.raises(ProducerFencedError, match="has taken this name over"):
         client.new_transaction(name="n")
 

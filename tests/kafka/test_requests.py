@@ -592,7 +592,7 @@ def test_a_server_leaves_alone_what_programs_of_the_store_have_left(
     store: txnkv.Client, serve: Callable[..., KafkaServer], elsewhere: Callable[..., Any]
 ) -> None:
     """It goes on with transactions of its own clients alone: others end with their heartbeats."""
-    local = elsewhere("txn = client.new_transaction(name='x', timeout=None); say(int(txn.id))")
+    local = elsewhere("t = client.new_transaction(name='x'); t.serialize(); say(int(t.id))")
     known = serve()._broker.ids._find("x")
     assert known is not None
     assert (known.last, known.txn) == (local, None)

@@ -2,20 +2,22 @@
 those that have a name.
 
 **Names.** At most one transaction of a name is open: who begins another one ends it. The row of a
-name in the table `transaction_names` says whose it is, and names its last transaction, open or
-ended:
+name in the table `transaction_names` says whose it is, and has the id of the last transaction that
+was stored, open or ended; or an id that no transaction has, of the process that begins them:
 
-    client A   begin "billing"    no row yet: A's, epoch 0         row (1, 0, txn 10)
-    client B   begin "billing"    not B's: the epoch rises;        row (1, 1, txn 11)
-                                  10 is aborted before that
-    client A   txn 10 commits     ProducerFencedError
+    client A   begin "billing"    no row yet: A's, epoch 0         row (1, 0, 10)
+               txn 11 commits     small: refused if the row was changed since it began
+               txn 12 is stored   its id is put into the row       row (1, 0, 12)
+    client B   begin "billing"    not B's: the epoch rises;        row (1, 1, 13)
+                                  12 is aborted before that
+    client A   txn 12 commits     ProducerFencedError
                begin "billing"    its epoch is 0, and 1 is there: ProducerFencedError, for good
-    client B   begin "billing"    11 is aborted if it is open      row (1, 1, txn 12)
 
 The one before is at its end, and what it committed is visible, before the snapshot of the next one
-is taken. The row is moved from what was seen to what is to be, in a transaction of its own: of two
-who begin at once, one is the later one and ends the other. A transaction that begins and is killed
-before the row names it has done nothing, and ends with its keepalive time.
+is taken: a small one of this process is ended in memory (`Name`), one of another is refused by the
+row. That is moved from what was seen to what is to be, in a transaction of its own, and has no
+value twice: of two who begin at once, one is the later one and ends the other. A transaction that
+is stored and killed before the row has its id has done nothing, and ends with its keepalive time.
 
 This is the transactional id of Kafka, whose clients have the same names: number and epoch of a row
 are those of the producer, and `via` says for whose clients it was claimed.
@@ -25,8 +27,9 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import nullcontext
+from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -34,6 +37,7 @@ from txnkv.client.table import Table
 from txnkv.coordinator import PartIds, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
+    InvalidTxnStateError,
     ProducerFencedError,
     SchemaError,
     TransactionConflictError,
@@ -41,10 +45,20 @@ from txnkv.errors import (
     TxnNotFoundError,
     require_text,
 )
-from txnkv.storage import Contender, caller, shielded
-from txnkv.tables import Partitioning, Schema
+from txnkv.storage import BusyError, Contender, caller, is_calm, new_lock, shielded, shielded_unless
+from txnkv.tables import Partitioning, ReadView, RowWatch, Schema, TableInfo, lookup
 from txnkv.topics import Hold
-from txnkv.transaction import DEFAULTS, Connection, Retries, Transaction
+from txnkv.transaction import (
+    DEFAULTS,
+    Connection,
+    Fence,
+    Instance,
+    Retries,
+    Transaction,
+    TxnContext,
+    commit_protocols,
+    name_taken,
+)
 
 T = TypeVar("T")
 
@@ -59,6 +73,8 @@ _MOST_EPOCH: Final = 32_766
 """Kafka's clients have 16 bits for it."""
 _NUMBERS_BITS: Final = 40
 """For the numbers that one table gives to producers; the number of the table stands above."""
+
+_KEPT_NAMES: Final = 10_000
 
 _Row = Mapping[str, Any] | None
 
@@ -144,7 +160,7 @@ def claim_name(
     while True:
         table, row = _look(connection, name, known)
         claim = _following(table, row)
-        if _move(connection, row, (name, *claim, None, via)):
+        if _move(connection, row, _row(connection, name, claim, None, via)):
             return claim
 
 
@@ -158,7 +174,8 @@ def begin_transaction(
         options: of `new_transaction`; beside a name perhaps `claims`, those of whoever begins, by
             name: this one's is put there. By default they are the connection's. And `via`, as
             `claim_name` has it; `seen`, the row of the name as far as the caller knows, where the
-            claim is known and the last transaction has ended; and `parts`, participants by kind.
+            claim is known and the last transaction has ended; and `parts`, participants by kind of
+            one that is stored at once.
         **more: of `Transaction.begin`.
 
     Raises:
@@ -167,7 +184,7 @@ def begin_transaction(
     """
     rest = dict(options) | more
     name, claims = rest.pop("name", None), rest.pop("claims", connection.claims)
-    told = _Begin(rest.pop("via", ""), rest.pop("seen", None), rest.pop("parts", {}))
+    told = _Begin(rest.pop("via", ""), rest.pop("seen", None), rest.pop("parts", None))
     if name is None:
         return Transaction.begin(connection, **rest)
     if not isinstance(name, str) or not name:
@@ -184,10 +201,68 @@ class _Begin(NamedTuple):
 
     via: str
     seen: _Row
-    parts: PartIds
+    parts: PartIds | None
 
 
-@shielded
+class Name:
+    """A name as it was last used in this process.
+
+    Attributes:
+        lock: held by who begins under it.
+        row: of the name, where it has the id of no transaction; None: it has to be looked up.
+        last: the transaction that was begun last.
+    """
+
+    row: _Row = None
+    last: Callable[[], TxnContext | None] | None = None
+    _found: tuple[TableInfo, RowWatch] | None = None
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim in the row."""
+        return None if self.row is None else Claim(self.row["id"], self.row["epoch"])
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+
+    def find(self, connection: Connection, name: str) -> tuple[TableInfo, RowWatch]:
+        """Return the table of names, and the row of this one in it."""
+        if self._found is None or self._found[1].needs_cursor:
+            table = names_table(connection).info
+            self._found = table, RowWatch(connection.instance.engine, table, name)
+        return self._found
+
+    def end_last(self, name: str) -> None:
+        """See to it that the last one has ended."""
+        last = None if self.last is None else self.last()
+        if last is None or last.local.ended:
+            return
+        error = name_taken(name)
+
+        def abort() -> None:
+            if not commit_protocols.abort_small(last, str(error), error):
+                _end(last.instance, name, int(last.id))
+
+        with suppress(InvalidTxnStateError):  # it is committed
+            commit_protocols.abort_behind(last, abort)
+
+
+def _follows(
+    connection: Connection,
+    name: str,
+    claims: MutableMapping[str, Claim],
+    told: _Begin,
+    _options: Mapping[str, Any],
+) -> bool:
+    """Tell whether it begins without any I/O: the one before was begun here, and has ended."""
+    at: Name | None = connection.instance.names.get(name)
+    if at is None or at.row is None or told.parts is not None or at.lock.locked():
+        return False
+    last = None if at.last is None else at.last()
+    return claims.get(name) == at.claim and (last is None or last.local.ended)
+
+
+@shielded_unless(_follows)
 def _begin_named(
     connection: Connection,
     name: str,
@@ -195,29 +270,85 @@ def _begin_named(
     told: _Begin,
     options: Mapping[str, Any],
 ) -> NamedTransaction:
-    claimed = claims is not connection.claims or name in claims
-    # Another thread may claim it now, also for who was interrupted.
-    with nullcontext() if claimed else connection.claiming:
-        known, row = (Claim(*claims[name]) if name in claims else None), told.seen
+    names = connection.instance.names
+    if len(names) > _KEPT_NAMES:
+        names.clear()  # who begins under one of them looks at its row
+    at = names.get(name) or names.setdefault(name, Name())
+    if is_calm() and not _follows(connection, name, claims, told, options):
+        raise BusyError("it is more than is done in no time")
+    with at.lock:
+        known, row = (Claim(*claims[name]) if name in claims else None), told.seen or at.row
         while True:
-            if row is not None and known is not None:
-                claim = known
+            if row is not None and known == (row["id"], row["epoch"]):
+                claim = Claim(*known)
+            elif is_calm():
+                raise BusyError("it is more than is done in no time")
             else:
-                table, row = _look(connection, name, known)
-                claim = _following(table, row) if known is None else known
+                row, claim = _hold(connection, name, known, told)
+            at.end_last(name)
             txn = NamedTransaction.begin(connection, **options)
             assert isinstance(txn, NamedTransaction)
+            txn.name, txn.claim = name, claim
             try:
-                txn.context.ensure_stored("begin", told.parts)  # durable with the row of the name
-                if _move(connection, row, (name, *claim, str(int(txn.id)), told.via)):
-                    claims[name] = txn.claim = claim
-                    txn.name = name
+                at.row, at.last = row, weakref.ref(txn.context)
+                if _fence(connection, at, txn, told):
+                    claims[name] = claim
                     return txn
             except BaseException:
                 txn.rollback()
                 raise
             txn.rollback()
             row = None
+
+
+def _hold(
+    connection: Connection, name: str, known: Claim | None, told: _Begin
+) -> tuple[_Row, Claim]:
+    """Have the row of a name changed, so that who began under it before is refused.
+
+    Returns:
+        The row, and the claim of who begins next. Of one that is stored at once it is as it was.
+    """
+    ids = connection.instance.coordinator.ids
+    while True:
+        table, row = _look(connection, name, known)
+        claim = _following(table, row) if known is None else known
+        if told.parts is not None:
+            return row, claim
+        ids.ended(none := ids.begin())
+        held = _row(connection, name, claim, none, told.via)
+        if _move(connection, row, held):
+            return held, claim
+
+
+def _row(
+    connection: Connection, name: str, claim: Claim, local: int | None, via: str
+) -> Mapping[str, Any]:
+    txn = None if local is None else str(int(connection.instance.coordinator.txn_id(local)))
+    return {"name": name, "id": claim.id, "epoch": claim.epoch, "txn": txn, "via": via}
+
+
+def _fence(connection: Connection, at: Name, txn: NamedTransaction, told: _Begin) -> bool:
+    """Have a transaction end where its name is taken. False: it is by now."""
+    name, claim, row = txn.name, txn.claim, at.row
+    assert claim is not None
+
+    def take(local: int) -> bool:
+        at.row = None
+        mine = _row(connection, name, claim, local, told.via)
+        return _move(connection, row, mine) or names_table(connection).get(name) == mine
+
+    context = txn.context
+    table, watch = at.find(connection, name)
+    context.fence = Fence(context.instance.coordinator, name, watch, context.snapshot, take)
+    if told.parts is None:
+        engine, view = connection.instance.engine, ReadView(context.snapshot)
+        return lookup.get(engine, engine.row_writer(table), view, name) == row
+    try:
+        context.ensure_stored("begin", told.parts)
+    except ProducerFencedError:
+        return False
+    return True
 
 
 def _look(connection: Connection, name: str, known: Claim | None) -> tuple[Table, _Row]:
@@ -233,16 +364,16 @@ def _look(connection: Connection, name: str, known: Claim | None) -> tuple[Table
             "If it is this one that is to go on, connect again"
         )
     if row["txn"] is not None:
-        _end(connection, name, int(row["txn"]))
+        _end(connection.instance, name, int(row["txn"]))
     return table, row
 
 
-def _end(connection: Connection, name: str, id: int) -> None:
-    coordinator = connection.instance.coordinator
+def _end(instance: Instance, name: str, id: int) -> None:
+    coordinator = instance.coordinator
     try:
-        local = connection.instance.local_id(id)
+        local = instance.local_id(id)
         if not coordinator.get(local).state.ended:
-            coordinator.end(local, f"another transaction {name!r} has begun", ProducerFencedError)
+            coordinator.end(local, str(name_taken(name)), ProducerFencedError)
     except TxnNotFoundError:  # it was forgotten, or is of the store that this one was restored from
         return
 
@@ -253,12 +384,12 @@ def _following(table: Table, row: _Row) -> Claim:
     return Claim(row["id"], row["epoch"] + 1)
 
 
-def _move(connection: Connection, seen: _Row, row: tuple[Any, ...]) -> bool:
+def _move(connection: Connection, seen: _Row, row: Mapping[str, Any]) -> bool:
     """Write the row of a name, if it is as it was seen."""
     table = names_table(connection)  # somebody may have dropped the one of before
     try:
         with Transaction.begin(connection) as change:
-            if change.get(table, row[0]) != seen:
+            if change.get(table, row["name"]) != seen:
                 return False
             change.upsert(table, row)
     except TransactionConflictError:

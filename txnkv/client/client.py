@@ -440,7 +440,7 @@ class Client(Connection, Closing):
         local = self.instance.local_id(id)
         context: TxnContext | None = self.instance.unstored(local)
         if context is None or not commit_protocols.abort_small(context, "aborted by hand"):
-            commit_protocols.abort_by_hand(self.instance, local)
+            self.instance.abort_by_hand(local)
 
     @shielded
     def keep_transaction_alive(self, id: int) -> None:

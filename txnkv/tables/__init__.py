@@ -14,7 +14,7 @@ table_engine                            the wiring: work on tables, in transacti
 
 from txnkv.tables import arrow_input, operations, table_catalog
 from txnkv.tables.arrow_input import MISSING, Normaliser
-from txnkv.tables.commit import LockedByYoungerError, timed_out
+from txnkv.tables.commit import LockedByYoungerError, RowWatch, timed_out
 from txnkv.tables.maintenance import (
     Counted,
     accept_loss,

@@ -56,3 +56,4 @@ from txnkv.transaction.session_buffer import (
 from txnkv.transaction.table_scan import Scan, ScanToken
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction
+from txnkv.transaction.uncommitted import Fence, name_taken

@@ -36,6 +36,7 @@ from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    ProducerFencedError,
     StorageFullError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -43,14 +44,11 @@ from txnkv.errors import (
     TransactionLockedError,
     TransactionTimedOutError,
     TxnkvError,
-    TxnNotFoundError,
     UnavailableError,
 )
 from txnkv.storage import clock, is_calm, lengthy, submitted
 from txnkv.tables import LockedByYoungerError, history
-from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local
 from txnkv.transaction.session_buffer import SessionRows
 from txnkv.transaction.uncommitted import Flushable
@@ -351,6 +349,9 @@ def _move_after(context: TxnContext, error: BaseException) -> BaseException:
     if isinstance(error, (TableNotFoundError, TopicNotFoundError)) and context.transactional:
         context.end(TxnState.ABORTED, str(error))
         return context.not_open("commit")
+    if isinstance(error, ProducerFencedError):
+        context.end(TxnState.ABORTED, str(error), error)
+        return context.not_open("commit")
     if isinstance(
         error, (TransactionConflictError, TransactionLockedError, TransactionTimedOutError)
     ):
@@ -440,8 +441,8 @@ def make_sure(context: TxnContext) -> TxnState:
         return local.told
 
 
-def abort_small(context: TxnContext, reason: str) -> bool:
-    """Forget what was written. Twice is fine.
+def abort_small(context: TxnContext, reason: str, why: TxnkvError | None = None) -> bool:
+    """Forget what was written, because of an error perhaps. Twice is fine.
 
     A commit that is on its way is waited for; one that waits for a lock is given up.
 
@@ -464,7 +465,7 @@ def abort_small(context: TxnContext, reason: str) -> bool:
                 raise InvalidTxnStateError(f"cannot abort: transaction {context.id} is COMMITTED")
             if local.at is not Local.UNSURE and (attempt is None or not attempt.queued):
                 try:
-                    context.end(TxnState.ABORTED, reason)
+                    context.end(TxnState.ABORTED, reason, why)
                 finally:
                     if attempt is not None:
                         local.settle(attempt, None, context.not_open("commit"))
@@ -528,21 +529,6 @@ def start(context: TxnContext, begun: Begun) -> bool:
     if started:
         context.instance.pool.submit(_finish_in_background, context)
     return started
-
-
-def abort_by_hand(instance: Instance, txn_id: int) -> None:
-    """Abort a transaction of any process.
-
-    Raises:
-        TxnNotFoundError: no transaction has this id.
-        InvalidTxnStateError: it is committed.
-    """
-    try:
-        instance.coordinator.abort(txn_id, "aborted by hand")
-    except TxnNotFoundError:
-        # A log may have it open all the same, and keep its readers waiting.
-        if not abort_unknown(instance.topics, txn_id):
-            raise
 
 
 def _start_large(context: TxnContext) -> TxnRow | None:

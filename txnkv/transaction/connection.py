@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol, Self, T
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, UnavailableError
-from txnkv.storage import SharedWeakSet, WhenDropped, new_lock, shielded
+from txnkv.storage import SharedWeakSet, WhenDropped, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
@@ -346,7 +346,6 @@ class Connection:
         handles: those that have what others wait for, or what is to be sent.
         is_open: it was not closed.
         claims: by the names of its transactions: number and epoch, as they were claimed.
-        claiming: of who claims a name: of two that do at once, one would fence the other.
         addresses: of servers of the store, for the tokens that are made here.
         elsewhere: opens what a token names ("join", "open_scan", "open_diff") where the store is on
             another host; None: it is here.
@@ -363,7 +362,6 @@ class Connection:
         self.handles = SharedWeakSet[Closing]()
         self.is_open = True
         self.claims: dict[str, Any] = {}
-        self.claiming = new_lock()
 
     @property
     def _is_over(self) -> bool:

@@ -18,10 +18,9 @@ Which of these it is, and what it may do then, is said by `local_state`.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -71,17 +70,7 @@ from txnkv.tables import (
 from txnkv.topics import Hold, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local, LocalState
-from txnkv.transaction.uncommitted import Flushable, HeartOwner, Parts, SmallParts
-
-_PID = os.getpid()
-
-
-def _after_fork_in_child() -> None:
-    global _PID
-    _PID = os.getpid()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+from txnkv.transaction.uncommitted import Fence, Flushable, HeartOwner, Parts, SmallParts
 
 
 class TxnContext:
@@ -103,6 +92,7 @@ class TxnContext:
         handle: gives who is told when it is stored, if they are still there.
         hold: keeps what it acknowledges from others, also after it was rolled back.
         on_commit: called once it has committed.
+        fence: of one that has a name, while it is not stored.
         name: under which it is found once it is stored (`coordinator.jobs`).
         touched: it was given more than the rows in memory.
         shared: others read what it stages, or wait for it; else rows wait until they are many.
@@ -114,6 +104,7 @@ class TxnContext:
     hold: Hold | None = None
     on_commit: Callable[[], None] | None = None
     name: str | None = None
+    fence: Fence | None = None
     buffers: list[Sized] | None = None
     _own: SmallParts | None = None
     _fixed: Timestamp | None = None
@@ -139,7 +130,7 @@ class TxnContext:
         self.sessions: tuple[Flushable, ...] = ()  # changed under the lock
         self.reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self.touched, self.shared = stored, stored or row.locking == "partition"
-        self._holding, self._pid = holding, _PID
+        self._holding, self._pid = holding, instance.pid
         if not stored:
             instance.know(self)
 
@@ -170,7 +161,7 @@ class TxnContext:
 
     def require_process(self) -> None:
         """Refuse with InvalidTxnStateError a handle that a forked child inherited."""
-        if self._pid != _PID:
+        if self._pid != self.instance.pid:
             raise InvalidTxnStateError(
                 f"transaction {self.row.txn_id} belongs to process {self._pid}: hand it to another "
                 "process as a token (serialize, Transaction.deserialize)"
@@ -193,13 +184,22 @@ class TxnContext:
             InvalidTxnStateError: it was ended here, or is being committed.
             TransactionTimedOutError: it is past its timeout.
         """
-        if self._pid != _PID:
+        if self._pid != self.instance.pid:
             self.require_process()
         if self.local.at is Local.IN_MEMORY:
             if self.row.deadline is not None and past_timeout(self.row):
                 raise timed_out(self.row, what)
-        elif self.local.at is not Local.STORED:
+            if self.fence is not None:
+                self._require_name()
+        if self.local.at not in (Local.IN_MEMORY, Local.STORED):
             raise self.not_open(what)
+
+    def _require_name(self) -> None:
+        """End it, if another transaction has its name."""
+        with self.lock:
+            fence = self.fence
+            if fence is not None and self.local.at is Local.IN_MEMORY and fence.is_lost:
+                self.end(TxnState.ABORTED, str(fence.error), fence.error)
 
     def look_open(self, what: str) -> None:
         """Refuse as `require_open`, for what would show much later: also by the row in status.db.
@@ -221,6 +221,7 @@ class TxnContext:
         """The row as it stands in status.db, or would."""
         if self.stored:
             return self.instance.coordinator.get(self.row.txn_id)
+        self._require_name()
         if past_timeout(self.row):
             with self.lock:
                 if self.local.at is Local.IN_MEMORY:
@@ -228,13 +229,9 @@ class TxnContext:
         return self._as_known()
 
     def _as_known(self) -> TxnRow:
-        local = self.local
+        at = self.local
         return replace(
-            self.row,
-            state=local.told,
-            commit_ts=local.commit_ts,
-            reason=local.reason,
-            error=local.error,
+            self.row, state=at.told, commit_ts=at.commit_ts, reason=at.reason, error=at.error
         )
 
     def table_at_begin(self, table: TableInfo) -> TableInfo:
@@ -267,10 +264,15 @@ class TxnContext:
                 at.heartbeats.start()
                 self.local.withdraw()
                 self._storing = True  # also if it fails: the row may be there
+                parts = parts or (None if self.fence is None else {})  # or the row of its name is
                 self.row = at.write_open(self.row, fixed=fixed, name=self.name, parts=parts)
                 self.local.move(Local.STORED)
                 if self.handle is not None and (handle := self.handle()) is not None:
                     handle.start_heart()
+            if self.fence is not None and not self.fence.take(self.row.txn_id):
+                self._abort(self.fence.error)
+                raise self.not_open(what)
+            self.fence = None  # from now on who takes its name ends it
             return self.row
 
     def share(self, what: str) -> TxnRow:
@@ -310,7 +312,7 @@ class TxnContext:
         is not small. Raises as `require_open`.
         """
         row, deadline = self.row, self.row.deadline
-        if self.local.at is not Local.IN_MEMORY or self._pid != _PID:
+        if self.local.at is not Local.IN_MEMORY or self._pid != self.instance.pid:
             self.require_open(what)
             return None
         if deadline is not None and clock.monotonic_micros() > deadline:  # begun here: on this boot
@@ -455,15 +457,10 @@ class TxnContext:
             if follows and len(ids) == 1 and self.may_be_small and not self.local.ending:
                 self.local.acks = self._parts().outbox.more_acks(info, ids[0], self.local.acks)
 
-    @contextmanager
-    def taking_back(self) -> Iterator[None]:
-        """If the block fails, nothing counts that an attempt has sent in it."""
-        try:
-            yield
-        except BaseException:
-            if self._staged_sends is not None:
-                self._staged_sends.take_back()
-            raise
+    def take_back(self) -> None:
+        """Have nothing count that an attempt has sent since it settled."""
+        if self._staged_sends is not None:
+            self._staged_sends.take_back()
 
     def settle(self, *, more: bool = False) -> None:
         """Stage what was sent and acknowledged, where it may not stay in memory.
@@ -559,11 +556,14 @@ class TxnContext:
             self.local.withdraw()
         commit = None if self._own is None else self._own.commit()
         if commit is not None:
+            if self.fence is not None:
+                commit = self.fence.within(commit)
             self.local.move(Local.COMMITTING)
             attempt = self.local.attempt = Attempt()
             return attempt, commit
         if past_timeout(self.row):
             raise self.time_out("commit")
+        self.require_open("commit")
         self.end(TxnState.COMMITTED)
         return Attempt(self.snapshot), None
 

@@ -31,7 +31,7 @@ from txnkv.storage import (
     store_path,
 )
 from txnkv.tables import TableEngine, table_catalog
-from txnkv.topics import TopicEngine, regain
+from txnkv.topics import TopicEngine, abort_unknown, regain
 from txnkv.topics import topic_catalog as topics_schema
 
 _log = logging.getLogger("txnkv")
@@ -48,6 +48,8 @@ class Instance:
 
     Attributes:
         expires: rows whose time is over are deleted.
+        pid: of this process.
+        names: those of transactions, as they were last used in this process.
     """
 
     def __init__(self, store: Store, read_only: bool, history: float) -> None:
@@ -60,7 +62,8 @@ class Instance:
         self._watched: set[weakref.ref[Any]] = set()
         self._dropped: deque[weakref.ref[Any]] = deque()
         self.expires = False
-        self._pid = os.getpid()
+        self.names: dict[str, Any] = {}
+        self.pid = os.getpid()
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._contexts: set[weakref.ref[Any]] = set()
         self._forget = self._contexts.discard
@@ -117,6 +120,20 @@ class Instance:
             )
         return number.local
 
+    def abort_by_hand(self, txn_id: int) -> None:
+        """Abort a transaction of any process.
+
+        Raises:
+            TxnNotFoundError: no transaction has this id.
+            InvalidTxnStateError: it is committed.
+        """
+        try:
+            self.coordinator.abort(txn_id, "aborted by hand")
+        except TxnNotFoundError:
+            # A log may have it open all the same, and keep its readers waiting.
+            if not abort_unknown(self.topics, txn_id):
+                raise
+
     def watch(self, client: object) -> None:
         """Count a client as closed once it is dropped, too."""
         self._watched.add(weakref.ref(client, self._dropped.append))
@@ -156,7 +173,9 @@ class Instance:
             self.store.close()
 
     def after_fork_in_child(self) -> None:
+        self.pid = os.getpid()
         self._pools = {}
+        self.names = {}
         for context in self.contexts:
             context.local.withdraw()
         self.coordinator.after_fork_in_child()

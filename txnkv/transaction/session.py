@@ -318,8 +318,11 @@ class Session(Closing):
             return Outcome()
 
         if self._context is not None:
-            with self._context.taking_back():
+            try:
                 write(self._context)
+            except BaseException:
+                self._context.take_back()
+                raise
         elif not streamed and send_alone(self._connection.instance.topics, parcels):
             result.sent = sum(parcel.rows for parcel in parcels)
         else:

@@ -1,4 +1,4 @@
-"""Changes of a transaction, while they are in memory; what it needs of sessions and handles.
+"""Changes of a transaction, while they are in memory; what it needs of names, sessions and handles.
 
 They are in parts, of one commit:
 
@@ -15,17 +15,75 @@ again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import apsw
 import pyarrow as pa
 
-from txnkv.coordinator import Marks, SmallCommit, Timestamp, TxnRow
+from txnkv.coordinator import Coordinator, Marks, SmallCommit, Timestamp, TxnRow
+from txnkv.errors import ProducerFencedError
 from txnkv.storage import fault_point
-from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
+from txnkv.tables import ReadSet, RowWatch, SmallWrites, WriteContext, staging
 from txnkv.topics import Hold, Outbox, Plain
 from txnkv.transaction.instance import Instance
+
+
+def name_taken(name: str) -> ProducerFencedError:
+    """Return the reason of the end of a transaction whose name another one has."""
+    return ProducerFencedError(f"another transaction {name!r} has begun")
+
+
+class Fence:
+    """The name of a small transaction, as long as the row of the name is as at its begin.
+
+    Args:
+        coordinator: of the store.
+        name: the name.
+        row: of the name.
+        since: the snapshot of the transaction.
+        take: puts a transaction's id into the row; False where that is another one by now.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        row: RowWatch,
+        since: Timestamp,
+        take: Callable[[int], bool],
+    ) -> None:
+        self._coordinator, self._name = coordinator, name
+        self._row, self._since = row, since
+        self.take = take
+
+    @property
+    def error(self) -> ProducerFencedError:
+        """The reason of its end where it is lost."""
+        return name_taken(self._name)
+
+    @property
+    def is_lost(self) -> bool:
+        """Another one has the name."""
+        self._coordinator.latest()  # from here on what others have committed is in memory
+        if not self._row.needs_cursor:
+            return self._row.changed(self._since, None)
+        with self._coordinator.store.status.read() as cur:
+            return self._row.changed(self._since, cur)
+
+    def within(self, commit: SmallCommit) -> SmallCommit:
+        """Return a commit that is refused where another one has the name."""
+
+        def validate(cur: apsw.Cursor | None, latest: Timestamp) -> bool | None:
+            looks = self._row.needs_cursor
+            if looks and cur is None:
+                return False
+            asked = looks or latest > self._since
+            if asked and self._row.changed(self._since, cur if looks else None):
+                raise self.error
+            return commit.validate(cur, latest)
+
+        return commit._replace(validate=validate)
 
 
 class Heart:

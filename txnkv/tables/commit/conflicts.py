@@ -21,6 +21,7 @@ catalog by its version, locks by whether there are any, keys by the latest commi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import apsw
 
@@ -37,6 +38,7 @@ from txnkv.errors import TransactionConflictError, TransactionLockedError, Trans
 from txnkv.storage import clock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -171,6 +173,39 @@ def changes_in(
         stop = core.lower_bound(keys, high + b"\0")
         if stop > start:
             yield keys.slice(start, stop - start)
+
+
+class RowWatch:
+    """A row of which it is asked whether others changed it.
+
+    Args:
+        tables: of the store.
+        table: of the row.
+        key: of the row, as a program gives it.
+    """
+
+    def __init__(self, tables: Tables, table: TableInfo, key: Any) -> None:
+        self._log, self._catalog = tables.log, tables.log.catalog_version
+        writer = tables.row_writer(table)
+        values = writer.checker["delete"].take(key)
+        encoded = writer.key(values)
+        self._tablet, self._keys = writer.tablet(values, encoded), core.Keys.of([encoded])
+
+    @property
+    def needs_cursor(self) -> bool:
+        """Its table may have been dropped since."""
+        return self._log.catalog_version != self._catalog
+
+    def changed(self, after: Timestamp, cur: apsw.Cursor | None) -> bool:
+        """Tell whether it was changed above `after`, or its table dropped.
+
+        Args:
+            after: a snapshot.
+            cur: of status.db, where one is needed.
+        """
+        if cur is not None and table_catalog.is_dropped(cur, self._tablet.table):
+            return True
+        return changed(self._tablet, self._keys, after, after) is not None
 
 
 def _least(a: bytes | None, b: bytes | None) -> bytes | None:
