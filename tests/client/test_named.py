@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -314,3 +316,158 @@ def test_a_first_begin_that_is_interrupted(
     for _ in range(3):
         client.new_transaction(name="n").rollback()
     assert [row["epoch"] for row in client.table(NAMES_TABLE).scan()] == [0]
+
+
+def test_small_ones_follow_each_other_without_any_other_write(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """Each was stored, and named in a row of its own: a hundred times what a plain one takes."""
+    client.run(lambda txn: txn.upsert(table, (0, "a")), name="n")
+    (row,) = client.table(NAMES_TABLE).scan()
+    before = client.instance.coordinator.metrics.commits.value
+    for number in range(1, 20):
+        with client.transaction(name="n") as txn:
+            txn.upsert(table, (number, "a"))
+    with client.transaction(name="n") as txn:
+        assert txn.get(table, 19) == {"id": 19, "v": "a"}
+    assert client.instance.coordinator.metrics.commits.value == before + 19
+    assert list(client.table(NAMES_TABLE).scan()) == [row]
+    with pytest.raises(txnkv.TxnNotFoundError):
+        client.instance.coordinator.get(txn.id.local)
+
+
+@pytest.mark.parametrize("step", ["commit", "serialize", "state", "ack", "send", "scan", "nothing"])
+def test_another_process_takes_the_name(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Callable[..., Any], step: str
+) -> None:
+    """The first is small: nobody else knows of it, and the row of the name refuses it."""
+    topic = client.create_topic("events")
+    with client.new_session() as session:
+        session.send(topic, b"before")
+    subscription = topic.subscribe("s")
+    message = subscription.receive()
+    first = client.new_transaction(name="n")
+    if step != "nothing":
+        first.insert(table, (1, "never"))
+        first.flush()
+    elsewhere("client.run(lambda txn: txn.insert('t', (2, 'there')), name='n'); say(1)")
+    calls: dict[str, Callable[[], Any]] = {
+        "serialize": first.serialize,
+        "ack": lambda: first.ack(subscription, message),
+        "send": lambda: (first.send(topic, b"never"), first.flush()),
+        "scan": lambda: list(first.scan(table)),
+    }
+    if step == "state":
+        assert first.state is txnkv.TxnState.ABORTED
+    for call in (calls.get(step, first.commit), first.commit):
+        with pytest.raises(ProducerFencedError, match="another transaction 'n' has begun"):
+            call()
+    first.rollback()
+    with pytest.raises(ProducerFencedError, match="has taken this name over"):
+        client.new_transaction(name="n")
+    assert keys(client) == [2]
+    assert [found.value for found in topic.consumer().poll(timeout=0)] == [b"before"]
+
+
+def test_a_forked_child_takes_the_name(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any]
+) -> None:
+    """It has the claim of its parent, and none of its transactions: each is refused by the row."""
+    forked = process(
+        "first = client.new_transaction(name='n')\n"
+        "first.insert('t', (1, 'never'))\n"
+        "if not (child := os.fork()):\n"
+        "    with client.transaction(name='n') as txn:\n"
+        "        txn.insert('t', (2, 'a'))\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "try:\n"
+        "    first.commit()\n"
+        "except txnkv.ProducerFencedError:\n"
+        "    with client.transaction(name='n') as txn:\n"
+        "        txn.insert('t', (3, 'a'))\n"
+        "say(1)\n"
+    )
+    assert forked.finish() == 1
+    assert keys(client) == [2, 3]
+
+
+def test_one_that_is_dropped_keeps_nothing(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn: txnkv.Transaction | None = client.new_transaction(name="n")
+    assert txn is not None
+    txn.insert(table, (1, "never"))
+    dropped = weakref.ref(txn.context)
+    del txn
+    gc.collect()
+    assert dropped() is None
+    with client.transaction(name="n") as other:
+        other.insert(table, (2, "a"))
+    assert keys(client) == [2]
+
+
+def test_names_that_are_many(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of them is forgotten, and they are looked up."""
+    monkeypatch.setattr(attempts, "_KEPT_NAMES", 3)
+    open_ = client.new_transaction(name="n")
+    open_.insert(table, (100, "never"))
+    for number in range(10):
+        with client.transaction(name=f"n{number}") as txn:
+            txn.insert(table, (number, "a"))
+    client.new_transaction(name="n").rollback()
+    with pytest.raises(ProducerFencedError):
+        open_.commit()
+    assert len(client.instance.names) <= 4
+    assert keys(client) == [*range(10)]
+
+
+def test_a_table_of_names_that_is_dropped(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Callable[..., Any]
+) -> None:
+    """A name in another table of names is no hold on one in this."""
+    first = client.new_transaction(name="n")
+    first.insert(table, (1, "never"))
+    client.drop_table(NAMES_TABLE)
+    elsewhere("client.run(lambda txn: txn.insert('t', (2, 'there')), name='n'); say(1)")
+    with pytest.raises(ProducerFencedError):
+        first.commit()
+    assert keys(client) == [2]
+
+
+COUNTS = """
+import random, time
+chance = random.Random(seed)
+made, fenced = [], 0
+while len(made) < 40:
+    try:
+        with txnkv.connect(client.path) as own:
+            for _ in range(chance.randrange(1, 12)):
+                with own.transaction(name="n") as txn:
+                    if chance.random() < 0.15:
+                        txn.serialize()
+                    count = sum(1 for _ in txn.scan("t"))
+                    key = seed * 1_000_000 + len(made)
+                    txn.insert("t", (key, str(count)))
+                    time.sleep(chance.random() / 500)
+                    if chance.random() < 0.15:
+                        txn.flush()
+                        txn.serialize()
+                made.append(key)
+    except txnkv.ProducerFencedError:
+        fenced += 1
+say([made, fenced])
+"""
+
+
+def test_transactions_of_a_name_follow_each_other(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any]
+) -> None:
+    """Each has seen all that were committed before it, in whichever process, small or stored."""
+    running = [process(COUNTS, seed=seed) for seed in range(1, 4)]
+    told = [one.finish() for one in running]
+    made = [key for keys, _ in told for key in keys]
+    assert any(fenced for _, fenced in told)
+    rows = [*client.table("t").scan()]
+    assert sorted(made) == sorted(row["id"] for row in rows)
+    assert sorted(int(row["v"]) for row in rows) == [*range(len(made))]
