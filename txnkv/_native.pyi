@@ -124,6 +124,10 @@ class Reader:
         cls, table: Table, tables: object, tablets: tuple[Any, ...], since: int,
         places: tuple[tuple[int, int, Any], ...], indexed: bool, /,
     ) -> Reader: ...  # fmt: skip
+    def by_entries(
+        self, index: Any, low: bytes | None, high: bytes | None, most: int, snapshot: int,
+        skip: int, /,
+    ) -> list[dict[str, Any] | None]: ...  # fmt: skip
     def confirm(self, epoch: int, /) -> None: ...
     def forget(self) -> None: ...
     def get(self, key: Any, snapshot: int | None = None, add_key: Any = None, /) -> Any: ...

@@ -139,21 +139,8 @@ published_status_t published_find(published_t *self, const mem_row_set_t *own, c
     return on_disk(self, look_for_key, &asked);
 }
 
-/* A high NULL: no bound. Room for LAYERS_FEW ends, those of the rows in `rows`; `range` has their
- * keys. */
-typedef struct {
-    const mem_row_set_t *own;
-    slice_t low;
-    slice_t high;
-    uint64_t snapshot;
-    uint32_t most;
-    layers_range_t *range;
-    row_bytes_t *rows;
-    size_t *ends;
-} range_asked_t;
-
 static published_status_t look_for_range(published_t *self, void *of) {
-    range_asked_t *asked = of;
+    published_range_t *asked = of;
     layers_range_t *range = asked->range;
     if (layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
                      asked->high.len, asked->snapshot, asked->most, range) != LAYERS_RANGE_OK) {
@@ -176,8 +163,7 @@ static published_status_t look_for_range(published_t *self, void *of) {
     return PUBLISHED_FOUND;
 }
 
-/* FOUND also where there are none; MISS, too, where they are many. */
-static published_status_t find_range(published_t *self, range_asked_t *asked) {
+published_status_t published_find_range(published_t *self, published_range_t *asked) {
     asked->snapshot = here(self, asked->snapshot);
     if (asked->snapshot == 0) return PUBLISHED_MISS;
     if (self->layers->steps_n == 0) return look_for_range(self, asked);
@@ -312,7 +298,7 @@ static PyObject *published_find_row(PyObject *object, PyObject *const *args, Py_
 }
 
 /* The dicts of rows, which may run code of Python: nothing of what is published is used. */
-static PyObject *dicts_of(row_table_t *table, const range_asked_t *asked) {
+static PyObject *dicts_of(row_table_t *table, const published_range_t *asked) {
     const layers_range_t *range = asked->range;
     PyObject *made = PyList_New((Py_ssize_t)range->n);
     size_t at = 0;
@@ -326,26 +312,21 @@ static PyObject *dicts_of(row_table_t *table, const range_asked_t *asked) {
     return made;
 }
 
-static PyObject *range_of(published_t *self, row_table_t *table, range_asked_t *asked) {
-    row_bytes_t rows;
-    row_bytes_init(&rows);
-    asked->rows = &rows;
+int published_range_init(published_range_t *asked, row_bytes_t *rows) {
+    row_bytes_init(rows);
+    asked->rows = rows;
     asked->range = PyMem_Malloc(sizeof *asked->range);
     asked->ends = PyMem_Malloc(LAYERS_FEW * sizeof *asked->ends);
-    PyObject *made = NULL;
-    if (asked->range == NULL || asked->ends == NULL) {
-        PyErr_NoMemory();
-    } else {
-        switch (find_range(self, asked)) {
-            case PUBLISHED_FOUND: made = dicts_of(table, asked); break;
-            case PUBLISHED_ERROR: break;
-            default: made = Py_NewRef(Py_NotImplemented);
-        }
-    }
+    if (asked->range != NULL && asked->ends != NULL) return 0;
+    published_range_free(asked);
+    PyErr_NoMemory();
+    return -1;
+}
+
+void published_range_free(published_range_t *asked) {
     PyMem_Free(asked->ends);
     PyMem_Free(asked->range);
-    row_bytes_free(&rows);
-    return made;
+    row_bytes_free(asked->rows);
 }
 
 static int bound_of(PyObject *given, slice_t *out) {
@@ -358,21 +339,47 @@ static int bound_of(PyObject *given, slice_t *out) {
     return 0;
 }
 
+int published_range_of(PyObject *const *args, published_range_t *out) {
+    *out = (published_range_t){.own = NULL};
+    if (bound_of(args[0], &out->low) < 0 || bound_of(args[1], &out->high) < 0) return -1;
+    const unsigned long most = PyLong_AsUnsignedLong(args[2]);
+    out->snapshot = PyLong_AsUnsignedLongLong(args[3]);
+    out->most = most < LAYERS_FEW ? (uint32_t)most : LAYERS_FEW;
+    return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+static PyObject *range_of(published_t *self, row_table_t *table, published_range_t *asked) {
+    row_bytes_t rows;
+    PyObject *made = NULL;
+    if (published_range_init(asked, &rows) < 0) return NULL;
+    switch (published_find_range(self, asked)) {
+        case PUBLISHED_FOUND: made = dicts_of(table, asked); break;
+        case PUBLISHED_ERROR: break;
+        default: made = Py_NewRef(Py_NotImplemented);
+    }
+    published_range_free(asked);
+    return made;
+}
+
 /* range(table, low, high, most, snapshot, own): the first rows with low <= key < high (None: no
  * bound) as dicts, ascending; NotImplemented for a miss, or where they are many. */
 static PyObject *published_range_rows(PyObject *object, PyObject *const *args, Py_ssize_t n) {
-    range_asked_t asked = {.own = NULL};
+    published_range_t asked;
     if (n != 6 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {
         PyErr_SetString(PyExc_TypeError, "range() takes table, low, high, most, snapshot, own");
         return NULL;
     }
-    if (bound_of(args[1], &asked.low) < 0 || bound_of(args[2], &asked.high) < 0) return NULL;
-    const unsigned long most = PyLong_AsUnsignedLong(args[3]);
-    asked.snapshot = PyLong_AsUnsignedLongLong(args[4]);
-    if (PyErr_Occurred() != NULL) return NULL;
-    asked.most = most < LAYERS_FEW ? (uint32_t)most : LAYERS_FEW;
+    if (published_range_of(args + 1, &asked) < 0) return NULL;
     if (args[5] != Py_None && (asked.own = mem_set_of(args[5])) == NULL) return NULL;
     return range_of((published_t *)object, (row_table_t *)args[0], &asked);
+}
+
+published_t *published_of(PyObject *object) {
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)published_new) {
+        return (published_t *)object;
+    }
+    PyErr_Format(PyExc_TypeError, "a Published is needed, not %R", object);
+    return NULL;
 }
 
 static PyMethodDef methods[] = {

@@ -18,6 +18,7 @@
 #ifndef TXNKV_NATIVE_PUBLISHED_H
 #define TXNKV_NATIVE_PUBLISHED_H
 
+#include "codec/keys_inline.h"
 #include "native/row_table.h"
 #include "tablet/layers.h"
 
@@ -39,6 +40,32 @@ enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
 published_status_t published_find(published_t *published, const mem_row_set_t *own,
                                   const uint8_t *key, size_t key_len, uint64_t snapshot,
                                   row_bytes_t *row);
+
+/* Finds the rows with low <= key < high (data NULL: no bound) that a snapshot sees, ascending, the
+ * first `most` of them; FOUND also where there are none, MISS, too, where they are many. `ends` has
+ * room for LAYERS_FEW ends of the rows in `rows`; `range` has their keys. */
+typedef struct {
+    const mem_row_set_t *own;
+    slice_t low;
+    slice_t high;
+    uint64_t snapshot;
+    uint32_t most;
+    layers_range_t *range;
+    row_bytes_t *rows;
+    size_t *ends;
+} published_range_t;
+
+published_status_t published_find_range(published_t *published, published_range_t *asked);
+
+/* Room for what a range has, and back; -1 with an error set. */
+int published_range_init(published_range_t *asked, row_bytes_t *rows);
+void published_range_free(published_range_t *asked);
+
+/* The same of the rows in between as a caller of Python gives bounds, a number and a snapshot. */
+int published_range_of(PyObject *const *args, published_range_t *out);
+
+/* The published tablet that an object is, else NULL with an error set. */
+published_t *published_of(PyObject *object);
 
 /* The epoch that is now, of which everything published has to be. */
 uint64_t published_epoch(const published_t *published);

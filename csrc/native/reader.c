@@ -322,6 +322,7 @@ static void reader_dealloc(PyObject *object) {
 }
 
 static PyMethodDef methods[] = {
+    {"by_entries", (PyCFunction)(void (*)(void))reader_by_entries, METH_FASTCALL, NULL},
     {"confirm", reader_confirm, METH_O, NULL},
     {"forget", reader_forget, METH_NOARGS, NULL},
     {"get", (PyCFunction)(void (*)(void))reader_get, METH_FASTCALL, NULL},

@@ -58,6 +58,9 @@ published_status_t reader_look(const reader_place_t *at, const reader_own_t *own
 /* The row of a key as callers give it, None, or NotImplemented for a miss. */
 PyObject *reader_find(reader_t *reader, PyObject *given, const reader_own_t *own);
 
+/* A method of the type (by_entries.c). */
+PyObject *reader_by_entries(PyObject *reader, PyObject *const *args, Py_ssize_t n);
+
 /* Writes a checked row into a transaction's own sets, with its entries (row_write.c). `key` takes
  * the bytes of its key. After FAILED what came behind the statement before is to be forgotten. */
 int row_write(reader_t *reader, int op, PyObject *values, reader_own_t *own, row_bytes_t *key);

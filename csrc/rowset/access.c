@@ -115,10 +115,32 @@ static uint32_t find_number(const block_t *keys, uint64_t key, uint32_t width) {
     return search_guess_number(keys->data, width, key, 0, keys->rows);
 }
 
+/* Keys of up to 16 bytes as two numbers: those whose first one is the key's are in order by the
+ * second. A key that is shorter than they are is as one that goes on with zeros. */
+static status_t find_packed(const block_t *keys, const uint8_t *key, size_t key_len,
+                            uint32_t *out_row) {
+    uint8_t padded[16] = {0};
+    uint64_t numbers[2];
+    uint32_t behind = keys->rows;
+    copy_bytes(padded, key, key_len);
+    for (uint32_t word = 0; word < 2; word++) {
+        numbers[word] = unpack_load(padded + 8 * word, unpack_word_bytes(keys->width, word), 1);
+    }
+    status_t status = packed_lower_bound(keys->numbers, numbers[0], 0, behind, out_row);
+    if (status == STATUS_OK && numbers[0] != UINT64_MAX) {
+        status = packed_lower_bound(keys->numbers, numbers[0] + 1, *out_row, behind, &behind);
+    }
+    if (status != STATUS_OK) return status;
+    return packed_lower_bound(keys->numbers + 1, numbers[1], *out_row, behind, out_row);
+}
+
 status_t access_lower_bound(const block_t *keys, const uint8_t *key, size_t key_len,
                             uint32_t *out_row) {
     uint32_t lo = 0, n = keys->rows;
     if (!holds_keys(keys)) return STATUS_CORRUPT;
+    if (keys->encoding == BLOCK_PACKED && keys->keys && keys->width > 8 && key_len <= keys->width) {
+        return find_packed(keys, key, key_len, out_row);
+    }
     if (keys->kind == BLOCK_FIXED && keys->width == key_len && (key_len == 8 || key_len == 4)) {
         if (keys->encoding == BLOCK_PACKED && keys->keys) {
             const uint64_t number = key_len == 8 ? load_be64(key) : load_be32(key);

@@ -213,7 +213,9 @@ static layers_range_status_t find_rows(walk_t *walk, layers_range_t *out) {
         const slice_t copy = {out->keys + at, key.len};
         if (out->n == 0) walk->reached = copy;
         layer_found_t *found = out->found + out->n;
-        layers_find(walk->layers, walk->own, copy.data, copy.len, walk->snapshot, found);
+        const layer_place_t place = {cursor->row_set, cursor->number, cursor->row};
+        layers_find_at(walk->layers, walk->own, copy.data, copy.len, walk->snapshot,
+                       cursor->row_set == NULL ? NULL : &place, found);
         if (found->state >= LAYERS_LOAD) return LAYERS_RANGE_STOP;
         if (found->state != LAYERS_ABSENT) out->ends[++out->n] = at + (uint32_t)copy.len;
         status = pass(merge, copy, out->found + out->n);

@@ -41,11 +41,11 @@ static bool filter_has(const block_t *filter, const uint8_t *key, size_t key_len
     return bloom_probe(filter->data, filter->data_len, key, key_len) != 0;
 }
 
-/* The rows [lo, hi) of a block that have the key. */
+/* The rows [lo, hi) of a block that have the key; the first of them is `row`, where that is not
+ * negative. */
 static status_t rows_of(const layer_row_set_t *row_set, const block_t *keys, const uint8_t *key,
-                        size_t key_len, uint32_t *lo, uint32_t *hi) {
-    int64_t row;
-    status_t status = access_find(keys, key, key_len, &row);
+                        size_t key_len, int64_t row, uint32_t *lo, uint32_t *hi) {
+    status_t status = row < 0 ? access_find(keys, key, key_len, &row) : STATUS_OK;
     *lo = *hi = 0;
     if (status != STATUS_OK || row < 0) return status;
     *lo = (uint32_t)row;
@@ -112,15 +112,23 @@ static bool begins_by(const keys_t *firsts, uint32_t number, slice_t key) {
 /* The version of a key that a snapshot sees, and its insert stamp. Versions go over from one block
  * into the next; when the newest at or below the snapshot is dead, all before are. */
 static version_t version_of(const layer_row_set_t *row_set, slice_t key, uint64_t snapshot,
-                            bool filtered, layer_found_t *out, uint64_t *out_stamp) {
+                            bool filtered, const layer_place_t *place, layer_found_t *out,
+                            uint64_t *out_stamp) {
     version_t version = NOT_THERE;
-    uint32_t number = search_lower_bound(&row_set->lasts, key.data, key.len);
-    for (; begins_by(&row_set->firsts, number, key); number++) {
+    int64_t known = -1;
+    uint32_t number;
+    if (place != NULL && place->row_set == row_set) {
+        number = place->number;
+        known = place->row;
+    } else {
+        number = search_lower_bound(&row_set->lasts, key.data, key.len);
+    }
+    for (; begins_by(&row_set->firsts, number, key); number++, known = -1) {
         const layer_block_t *block = __atomic_load_n(row_set->blocks + number, __ATOMIC_ACQUIRE);
         uint32_t lo, hi, row;
         if (block == NULL) return stopped(out, number, LAYERS_LOAD);
-        if (filtered && !filter_has(&block->filter, key.data, key.len)) continue;
-        if (rows_of(row_set, &block->keys, key.data, key.len, &lo, &hi) != STATUS_OK ||
+        if (filtered && known < 0 && !filter_has(&block->filter, key.data, key.len)) continue;
+        if (rows_of(row_set, &block->keys, key.data, key.len, known, &lo, &hi) != STATUS_OK ||
             newest_of(row_set, block, lo, hi, snapshot, &row) != STATUS_OK) {
             return stopped(out, number, LAYERS_CORRUPT);
         }
@@ -167,14 +175,14 @@ int layers_meet(const layers_t *layers, const uint8_t *key, size_t key_len, uint
 /* Looks in the steps by turns; whether one of them has decided. In the last that may have it, with
  * `more` steps or none behind these, the key most likely is: its filter is not asked. */
 static bool walk(const layer_step_t *steps, uint32_t n, uint32_t first, bool more, slice_t key,
-                 uint64_t snapshot, layer_found_t *out) {
+                 uint64_t snapshot, const layer_place_t *place, layer_found_t *out) {
     uint32_t i = next_asked(steps, 0, n, key, snapshot);
     for (uint32_t next; i < n; i = next) {
         const layer_step_t *step = steps + i;
         next = next_asked(steps, i + 1, n, key, snapshot);
         uint64_t stamp = 0;
         const version_t version =
-            version_of(step->row_set, key, snapshot, more || next < n, out, &stamp);
+            version_of(step->row_set, key, snapshot, more || next < n, place, out, &stamp);
         out->step = first + i;
         if (version == STOPPED) return true;
         if (version == SEEN && step->row_set->tombstones == 0 && stamp >= step->before) {
@@ -205,18 +213,26 @@ uint32_t layers_find_memory(const layers_t *layers, const mem_row_set_t *own, co
     return out->state;
 }
 
-uint32_t layers_find(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
-                     size_t key_len, uint64_t snapshot, layer_found_t *out) {
+uint32_t layers_find_at(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
+                        size_t key_len, uint64_t snapshot, const layer_place_t *place,
+                        layer_found_t *out) {
     const slice_t bytes = {key, key_len};
     *out = (layer_found_t){.state = LAYERS_ABSENT};
     if (in_memory(own, bytes, 0, UINT64_MAX, LAYERS_OWN, out)) return out->state;
     const bool more = layers->steps_n != 0;
-    if (walk(layers->staged, layers->staged_n, 0, more, bytes, snapshot, out)) return out->state;
+    if (walk(layers->staged, layers->staged_n, 0, more, bytes, snapshot, place, out)) {
+        return out->state;
+    }
     if (in_memory(layers->memory, bytes, layers->flushed, snapshot, LAYERS_MEMORY, out)) {
         return out->state;
     }
-    walk(layers->steps, layers->steps_n, layers->staged_n, false, bytes, snapshot, out);
+    walk(layers->steps, layers->steps_n, layers->staged_n, false, bytes, snapshot, place, out);
     return out->state;
+}
+
+uint32_t layers_find(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
+                     size_t key_len, uint64_t snapshot, layer_found_t *out) {
+    return layers_find_at(layers, own, key, key_len, snapshot, NULL, out);
 }
 
 enum { TOGETHER = 16 };

@@ -96,6 +96,18 @@ int layers_meet(const layers_t *layers, const uint8_t *key, size_t key_len, uint
 uint32_t layers_find(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
                      size_t key_len, uint64_t snapshot, layer_found_t *out);
 
+/* The first row of a key in a row set, where that is known. */
+typedef struct {
+    const layer_row_set_t *row_set;
+    uint32_t number;
+    uint32_t row;
+} layer_place_t;
+
+/* The same of a key that has a place. */
+uint32_t layers_find_at(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
+                        size_t key_len, uint64_t snapshot, const layer_place_t *place,
+                        layer_found_t *out);
+
 /* In memory alone: LAYERS_ABSENT when it does not decide. */
 uint32_t layers_find_memory(const layers_t *layers, const mem_row_set_t *own, const uint8_t *key,
                             size_t key_len, uint64_t snapshot, layer_found_t *out);

@@ -404,8 +404,9 @@ static void check_keys(shape_t shape, uint32_t n, bool counter) {
     EXPECT(block_verify(bytes, len, SEED) == STATUS_OK);
     EXPECT(block_parse(bytes, len, &block) == STATUS_OK && block.rows == keys.n);
     if (counter && keys.width == 8 && keys.n > 100) EXPECT(len < room / 4);
-    for (uint32_t i = 0; i < 100; i++) {
-        const slice_t probe = i < probes.n ? keys_at(&probes, i) : keys_at(&keys, random_below(keys.n));
+    for (uint32_t i = 0; i < 200; i++) {
+        slice_t probe = i < probes.n ? keys_at(&probes, i) : keys_at(&keys, random_below(keys.n));
+        if (i >= 100) probe.len = random_below((uint32_t)probe.len + 1);
         uint32_t lower;
         int64_t found;
         int order;

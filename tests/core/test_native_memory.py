@@ -65,6 +65,7 @@ UNDER_SANITIZERS = (
     "tests/tables/test_key_types.py",
     "tests/tables/test_types.py",
     "tests/tables/test_index_entries.py",
+    "tests/tables/test_by_entries.py",
 )
 
 
@@ -120,8 +121,9 @@ class Entries(Tablet):
         self.epoch, self.word = array("Q", [1]), array("Q", [10])
         self.shown = array("Q", [10, SNAPSHOT, NO_NUMBER, NO_NUMBER, SNAPSHOT])
         self.layout = core.RowLayout(rest)
-        value = self.layout.encode_one([0] * len(rest))
-        self.layers = Layers(self.layout, value, MemRowSet(0), 0, [])
+        self.value = self.layout.encode_one([0] * len(rest))
+        self.memory = MemRowSet(0)
+        self.layers = Layers(self.layout, self.value, self.memory, 0, [])
         self.published = core.PublishedRows(self.epoch, self.shown, self.id_of)
         self.begin: Callable[[], Any] = object
         self.put()
@@ -217,6 +219,43 @@ def test_indexes_that_are_forgotten_while_a_row_is_decoded() -> None:
     assert {id: each.n for id, each in rows.memories.items()} == {1: 1, 2: 2}
 
 
+def by_index(reader: core.RowReader) -> Callable[[], Any]:
+    """Asks for the rows of three entries, of which one is of no row."""
+    entries, codec = (
+        Entries(2, False, {"t": pa.string(), "k": pa.int64()}),
+        core.KeyCodec([pa.string(), pa.int64()]),
+    )
+    for k in (5, 6, 9):
+        entries.memory.put(codec.encode_one(("x", k)), 3, entries.value)
+    low = codec.encode_prefix(("x",))
+    bounds = low, core.successor(low)
+    return lambda: reader.by_entries(entries.published, *bounds, core.FEW, SNAPSHOT, len(low))
+
+
+def test_rows_by_entries_of_an_index() -> None:
+    tablet = Tablet()
+    reader = core.RowReader(row_table(), None, (tablet.published, 1, tablet), 3, (), False)
+    look, wanted = by_index(reader), [ROW, ROW | {"k": 6}, None]
+    assert look() == wanted
+    tablet.published.take_away()
+    assert look() is NotImplemented
+    tablet.put()
+    assert look() == wanted
+
+    def begin() -> object:
+        reader.forget()
+        return object()
+
+    tablet.begin = begin
+    tablet.put()
+    assert look() in (NotImplemented, wanted)
+    assert look() is NotImplemented
+    with pytest.raises(TypeError, match="Published"):
+        reader.by_entries(tablet, None, None, 1, 1, 0)
+    with pytest.raises(OverflowError):
+        reader.by_entries(tablet.published, None, None, 1, 1, -1)
+
+
 # -- memory that is short -------------------------------------------------------------------
 
 
@@ -237,6 +276,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     reader.confirm(tablet.epoch[0])
     ground = tables, {"t": reader}, clock, "_reader", "monotonic_micros"
 
+    by_text = by_index(reader)
     late, part = key(99), {"k": 5, "b": b"z" * 300}
 
     def into_a_set() -> tuple[int, object]:
@@ -386,6 +426,7 @@ def calls() -> dict[str, Callable[[], Any]]:
             table, key(5), key(8), core.FEW, SNAPSHOT, many
         ),
         "the first rows": lambda: tablet.published.range(table, None, None, 2, SNAPSHOT, None),
+        "rows by an index": by_text,
         "a row of memory": lambda: reader.get(5, SNAPSHOT),
         "a row of a block": lambda: reader.get(8, SNAPSHOT),
         "a row that is not there": lambda: reader.get(9, SNAPSHOT),

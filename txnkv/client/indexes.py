@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +58,7 @@ from txnkv.tables import (
     Tablet,
     find_index,
     lacking,
-    lookup,
+    no_index,
     scan,
     staging,
     write_buffer,
@@ -148,7 +148,7 @@ def drop_index(connection: Connection, table: TableInfo, columns: Sequence[str])
     schema = engine.current(table).schema
     found = find_index(schema, columns)
     if found is None or not engine.drop_index(table, found):
-        raise lookup.no_index(replace(table, schema=schema), columns)
+        raise no_index(table.name, schema, columns)
     connection.renew_sessions()
 
 

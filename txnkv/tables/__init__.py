@@ -76,7 +76,7 @@ from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, alter
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.table_history import History, seconds_of
-from txnkv.tables.table_index import TableIndex, find_index
+from txnkv.tables.table_index import TableIndex, find_index, no_index
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest
 from txnkv.tables.write import (
     ChangedRows,

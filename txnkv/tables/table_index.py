@@ -67,6 +67,15 @@ def entry_schema(schema: Schema, columns: Sequence[str], *, unique: bool) -> Sch
     return Schema({name: schema.columns[name].type for name in (*key, *rest)}, primary_key=key)
 
 
+def no_index(table: str, schema: Schema, columns: Sequence[str]) -> SchemaError:
+    """Return the error for an index that is not there."""
+    there = "; ".join(", ".join(schema.names_of(each)) for each in schema.indexes) or "none"
+    return SchemaError(
+        f"table {table!r} has no index by {', '.join(columns)}; there are: {there}. Make one "
+        f"with client.create_index({table!r}, {list(columns)})"
+    )
+
+
 def find_index(schema: Schema, columns: Sequence[str]) -> IndexInfo | None:
     """Return the index of a table over these columns, in their order; None where there is none.
 

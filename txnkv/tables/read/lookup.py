@@ -27,7 +27,7 @@ from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
 from txnkv.tables.schema import Schema, normal
 from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.table_index import TableIndex, find_index
+from txnkv.tables.table_index import TableIndex, find_index, no_index
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -60,7 +60,7 @@ _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found", "few", "find_row", "get", "get_by", "get_many", "no_index", "search", "text_bytes",
+    "Found", "few", "find_row", "get", "get_by", "get_many", "search", "text_bytes",
 ]  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def get_by(
     if index is None and find_index(table.schema, names) is None:
         now = tables.current(table).schema  # a snapshot of before the index is scanned
         if names not in map(now.names_of, now.indexes):
-            raise no_index(table, names)
+            raise no_index(table.name, table.schema, names)
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     if len(given) != len(names):
         raise SchemaError(f"{len(given)} values for the columns {', '.join(names)}: {values!r}")
@@ -139,16 +139,6 @@ def _is_ready_still(tables: Tables, table: TableInfo, index: TableIndex) -> bool
     return now.since == table.since or index.info in now.schema.indexes
 
 
-def no_index(table: TableInfo, columns: Sequence[str]) -> SchemaError:
-    """Return the error for an index that is not there."""
-    schema = table.schema
-    there = "; ".join(", ".join(schema.names_of(each)) for each in schema.indexes) or "none"
-    return SchemaError(
-        f"table {table.name!r} has no index by {', '.join(columns)}; there are: {there}. Make one "
-        f"with client.create_index({table.name!r}, {list(columns)})"
-    )
-
-
 def _rows_by(
     tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, values: Values
 ) -> list[dict[str, Any]] | None:
@@ -161,13 +151,15 @@ def _rows_by(
             return []
         found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
         return [] if found is None else [found]
-    low = tablet.codec.encode_prefix(values)
-    high = past(low, tablet.codec, len(values))  # the whole key, where it has all of the row's
-    entries = _entries(tables, view, index, [KeyRange(low, high)], core.FEW)
-    if entries is None:
-        return None
-    found_rows = _rows_of(tables, writer, view, index.row_keys(entries)) or ()
-    return [row for row in found_rows if row is not None]
+    rows = point.by_entries(writer, view, index, values, core.FEW)
+    if rows is None:
+        low = tablet.codec.encode_prefix(values)
+        high = past(low, tablet.codec, len(values))  # the whole key, where it has all of the row's
+        entries = _entries(tables, view, index, [KeyRange(low, high)], core.FEW)
+        if entries is None:
+            return None
+        rows = _rows_of(tables, writer, view, index.row_keys(entries))
+    return [row for row in rows or () if row is not None]
 
 
 def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
@@ -186,19 +178,23 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if not (is_range or filter.shape.is_of_values):
         return None
     try:
-        chosen = () if is_range else scan.chosen_indexes(tables, asked)
-        if not chosen:
+        indexed = not is_range and bool(asked.table.schema.indexes)
+        rows = _few_exact(tables, asked, view) if indexed and filter.shape.equal else None
+        chosen = () if not indexed or rows is not None else scan.chosen_indexes(tables, asked)
+        if chosen:
+            rows = _few_by_index(tables, asked, view, chosen)
+        elif rows is None:
             most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
             rows = _few_by_key(tables, asked, view, most)
-        else:
-            rows = _few_by_index(tables, asked, view, chosen)
         if rows is not None and not is_range:
             rows = filter.among(rows)
             if asked.ordered or limit is not None:
                 rows = by_key(asked.table.schema, rows)
-    except (CorruptionError, core.CoreError, OverflowError, TypeError, ValueError):
-        # What is damaged may be the index, or a column that nobody asks for; and Python has no
-        # names for some instants, nor compares them.
+    except (
+        CorruptionError, SchemaChangedError, core.CoreError, OverflowError, TypeError, ValueError,
+    ):  # fmt: skip
+        # What is damaged may be the index, which may be dropped, too, or a column that nobody asks
+        # for; and Python has no names for some instants, nor compares them.
         return None
     if rows is None:
         return None
@@ -246,6 +242,21 @@ def _few_by_key(
                     return None
                 rows = kept[:most]
     return by_key(schema, rows) if several else rows
+
+
+def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
+    """The rows with one value in each column of an index; None: they are looked for otherwise."""
+    predicates, writer = asked.filter.predicates, tables.row_writer(asked.table)
+    values = {each.column: each.given[0] for each in predicates if each.given.__class__ is tuple}
+    for index in writer.indexes if len(values) == len(predicates) else ():
+        if values.keys() == {*index.columns} and index.ready:
+            given = tuple(values[name] for name in index.columns)
+            most = min(asked.limit or core.FEW, core.FEW)
+            ready = _is_ready_still(tables, asked.table, index)
+            found = (point.by_entries(writer, view, index, given, most) or ()) if ready else ()
+            rows = [row for row in found if row is not None]
+            return rows if rows and len(rows) == len(found) else None
+    return None
 
 
 def _few_by_index(

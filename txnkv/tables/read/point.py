@@ -27,10 +27,12 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.storage import EPOCH, Map, brief
-from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.read.predicate import Filter, KeyRange, past
 from txnkv.tables.read.view import ReadView, require_history
+from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.schema import widened
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     BLOOM,
@@ -352,6 +354,24 @@ def find_dicts(
         return made
 
     return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
+
+
+def by_entries(
+    writer: RowWriter, view: ReadView, index: TableIndex, values: Values, most: int
+) -> list[dict[str, Any] | None] | None:
+    """The rows of the first `most` entries with some values, None for one that is not there; None:
+    they are many, or to be looked for in Python.
+    """
+    ends_with_key = index.beside == index.columns and not index.info.unique
+    if not ends_with_key or view.own or view.reads is not None or view.txn_id is not None:
+        return None
+    tablet = index.tablet
+    low = tablet.codec.encode_prefix(values)
+    high = past(low, tablet.codec, len(values))
+    asked = tablet.at_hand, low, high, most, view.snapshot, len(low)
+    found: Any = writer.reader.by_entries(*asked)
+    rows: list[dict[str, Any] | None] | None = None if found is NotImplemented else found
+    return rows
 
 
 def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bytes | None:

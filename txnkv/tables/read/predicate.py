@@ -207,6 +207,7 @@ class Shape(NamedTuple):
         several: there is an "in".
         floating: a constant may be NaN, of which all is otherwise.
         narrow: how narrow the ranges of some keys are (`narrowness`), where none is floating.
+        equal: each column is compared by "=", once, and none is floating.
     """
 
     kinds: tuple[pa.DataType, ...]
@@ -217,6 +218,7 @@ class Shape(NamedTuple):
     several: bool
     floating: bool
     narrow: dict[tuple[str, ...], int]
+    equal: bool = False
 
     @classmethod
     def of(cls, schema: Schema, said: Said, seen: Iterable[str], *, expression: bool) -> Shape:
@@ -234,6 +236,7 @@ class Shape(NamedTuple):
             or getattr(kind, "tz", None) not in (None, "UTC")  # Python compares what clocks show
             for kind in kinds
         )
+        floating = any(map(pa.types.is_floating, kinds))
         return cls(
             kinds,
             columns,
@@ -241,8 +244,9 @@ class Shape(NamedTuple):
             not expression and _is_key_range(said, schema),
             of_values,
             any(op == "in" for _, op in said),
-            any(map(pa.types.is_floating, kinds)),
+            floating,
             {},
+            len(said) == len(wanted) and not floating and all(op == "=" for _, op in said),
         )
 
 
