@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pandas
 import polars
@@ -362,3 +363,33 @@ def test_a_stream_that_met_a_conflict_is_not_written_again(
     with client.new_session() as session, pytest.raises(txnkv.TransactionConflictError):
         session.write(table, reader, "upsert")
     assert [row["id"] for row in table.scan()] == [1]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_uuids_as_others_hold_them(client: txnkv.Client, kind: pa.DataType) -> None:
+    """Sixteen bytes of no fixed size, as polars makes of them."""
+    ids = [UUID(int=n) for n in (1, 2)]
+    table = client.create_table("t", txnkv.Schema({"id": "uuid"}, primary_key=["id"]))
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"id": pa.array([id.bytes for id in ids], kind)}))
+        for wrong in ([b"x" * 15], [b"x" * 16, b"x" * 17], [b""]):
+            with pytest.raises(txnkv.SchemaError, match="'id' is uuid, and a value of the data"):
+                txn.write(table, pa.table({"id": pa.array(wrong, kind)}))
+    assert [row["id"] for row in table.scan(ordered=True)] == ids
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int64", -(2**53) - 1), ("uint64", 2**64 - 1)])
+def test_pandas_has_whole_numbers_as_they_are(client: txnkv.Client, kind: str, value: int) -> None:
+    """A float, as it is beside a null, has not all digits of them."""
+    schema = txnkv.Schema({"id": "int64", "v": kind + "?"}, primary_key=["id"])
+    table = client.create_table("t", schema)
+    table.insert({"id": 1, "v": 7})
+    table.insert({"id": 2})
+    assert table.scan().to_pandas()["v"].dtype == "float64"
+    table.insert({"id": 3, "v": value})
+    frame = table.scan(ordered=True).to_pandas()
+    assert [None if pandas.isna(each) else int(each) for each in frame["v"]] == [7, None, value]
+    with client.transaction() as txn:
+        txn.write(table, frame, "upsert")
+    assert table.get(3) == {"id": 3, "v": value}
+    assert table.scan(where=[("id", "=", 3)]).to_pandas()["v"].dtype == kind

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 import txnkv
+from txnkv.transaction import Isolation
 
 __all__ = ["ACCOUNTS", "START", "open_bank", "problems", "transfer", "transfer_ids"]
 
@@ -43,7 +44,7 @@ def open_bank(client: txnkv.Client) -> None:
         txn.write("accounts", rows)
 
 
-def transfer(client: txnkv.Client, id: int, chance: Random, isolation: str) -> bool:
+def transfer(client: txnkv.Client, id: int, chance: Random, isolation: Isolation) -> bool:
     """Move money, by `client.run`; a few transfers are large ones, of many accounts by batch.
 
     Returns:

@@ -21,6 +21,7 @@ from tools.soak.scene import ACCOUNTS, GENERATION, START, Place, connect, floor
 from txnkv.storage import clock
 from txnkv.storage.clocks import EPOCH_SECONDS
 from txnkv.topics import SubscriptionType
+from txnkv.transaction import Isolation
 
 TOLERATED: Final = (
     txnkv.TransactionConflictError,
@@ -195,7 +196,7 @@ def banker(client: txnkv.Client, place: Place, chance: random.Random, chain: str
                 assert row is not None
                 txn.update("accounts", {"id": id, "balance": row["balance"] + change})
 
-        isolation = chance.choice(("snapshot", "serializable"))
+        isolation: Isolation = chance.choice(("snapshot", "serializable"))
         client.run(move, isolation=isolation, timeout=10.0)
 
     return step

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from txnkv.aio.async_handles import (
     AsyncGroupConsumer,
@@ -16,11 +16,11 @@ from txnkv.aio.async_handles import (
     AsyncTopic,
     AsyncTransaction,
 )
-from txnkv.aio.calls import Calls, ClosingWrapper, Same, calls_of_a_client, opening, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, calls_of_a_client, opening, same, twin
 from txnkv.client import Attempts, Client, has_committed, require_done
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.remote import connect as connect_blocking
-from txnkv.transaction import DEADLINE, Retries, TxnToken, has_failed
+from txnkv.transaction import DEADLINE, Retries, TransactionOptions, TxnToken, has_failed
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Connecting:
 class AsyncClient(ClosingWrapper[Client]):
     """A connection to a store for asyncio. Shared by tasks; see `txnkv.Client`."""
 
-    path: Same[str] = Same()
+    path: str = same()
 
     create_table = twin(Client.create_table, AsyncTable)
     table = twin(Client.table, AsyncTable)
@@ -134,11 +134,11 @@ class AsyncClient(ClosingWrapper[Client]):
             await self._calls.to_the_end(self.blocking._forget)
         await self.close()
 
-    def transaction(self, **options: Any) -> TransactionBlock:
+    def transaction(self, **options: Unpack[TransactionOptions]) -> TransactionBlock:
         """`async with client.transaction() as txn:` commits at the end, rolls back on an
         exception.
         """
-        return TransactionBlock(self, options)
+        return TransactionBlock(self, {**options})
 
     @opening
     async def join(self, token: TxnToken | bytes | str) -> AsyncTransaction:
@@ -150,10 +150,10 @@ class AsyncClient(ClosingWrapper[Client]):
         fn: Callable[[AsyncTransaction], Awaitable[T]],
         attempts: int | None = None,
         deadline: float | None = DEADLINE,
-        **options: Any,
+        **options: Unpack[TransactionOptions],
     ) -> T:
         """Call `await fn(txn)` and commit; again on whatever is retriable."""
-        tries = await self._calls(self.blocking.attempts, options)
+        tries = await self._calls(self.blocking.attempts, {**options})
         try:
             return await self._run(fn, tries, self.blocking.retries(attempts, deadline))
         finally:

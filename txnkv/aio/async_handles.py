@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar, overload
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, in_haste, opening, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper, in_haste, opening, same, twin
 from txnkv.client import (
     Client,
     Consumer,
@@ -75,7 +75,7 @@ _UNTOLD: Final = 5.0
 class AsyncScan(ClosingWrapper[Scan]):
     """See `txnkv.Scan`. Belongs to one task at a time."""
 
-    schema: Same[pa.Schema] = Same()
+    schema: pa.Schema = same()
     to_arrow = twin(Scan.to_arrow)
     to_pandas = twin(Scan.to_pandas)
     to_polars = twin(Scan.to_polars)
@@ -141,9 +141,9 @@ class AsyncRows(Wrapper[W]):
 class AsyncSession(AsyncRows[Session]):
     """See `txnkv.Session`. Belongs to one task at a time; `async with` flushes and closes it."""
 
-    has_pending: Same[bool] = Same()
-    txn_id: Same[TxnId | None] = Same()
-    flush_mode: Same[FlushMode] = Same()
+    has_pending: bool = same()
+    txn_id: TxnId | None = same()
+    flush_mode: FlushMode = same()
     close = twin(Session.close)
 
     async def set_flush_mode(self, mode: FlushMode) -> None:
@@ -173,8 +173,8 @@ class AsyncTransaction(AsyncRows[Transaction]):
         joined = await client._calls(Transaction.deserialize, client.blocking, token)
         return cls(joined, client._calls)
 
-    id: Same[TxnId] = Same()
-    snapshot: Same[Timestamp] = Same()
+    id: TxnId = same()
+    snapshot: Timestamp = same()
     start_commit = twin(Transaction.start_commit)
     is_commit_complete = twin(Transaction.is_commit_complete, by="_calls")
     rollback = twin(Transaction.rollback, by="_turn.to_the_end")
@@ -209,11 +209,11 @@ class AsyncTransaction(AsyncRows[Transaction]):
 class AsyncTable(ClosingWrapper[Table]):
     """See `txnkv.Table`."""
 
-    info: Same[TableInfo] = Same()
-    name: Same[str] = Same()
-    schema: Same[Schema] = Same()
-    indexes: Same[list[Index]] = Same()
-    history: Same[float | None] = Same()
+    info: TableInfo = same()
+    name: str = same()
+    schema: Schema = same()
+    indexes: list[Index] = same()
+    history: float | None = same()
     alter = twin(Table.alter)
     close = twin(Table.close)
     get = twin(Table.get)
@@ -255,7 +255,7 @@ class AsyncTable(ClosingWrapper[Table]):
 class AsyncSnapshot(ClosingWrapper[Snapshot]):
     """See `txnkv.Snapshot`; an `async with` block closes it."""
 
-    timestamp: Same[Timestamp] = Same()
+    timestamp: Timestamp = same()
     get = twin(Snapshot.get)
     get_by = twin(Snapshot.get_by)
     get_many = twin(Snapshot.get_many)
@@ -433,7 +433,7 @@ class _Held(ClosingWrapper[C]):
 class AsyncConsumer(_Held[Consumer]):
     """See `txnkv.Consumer`. Belongs to one task at a time."""
 
-    partitions: Same[list[int]] = Same()
+    partitions: list[int] = same()
     seek = twin(Consumer.seek, by="_waiting.now")
     seek_to_time = twin(Consumer.seek_to_time, by="_waiting.now")
     position = twin(Consumer.position, by="_waiting.now")
@@ -468,7 +468,7 @@ class AsyncConsumer(_Held[Consumer]):
 class AsyncGroupConsumer(_Held[GroupConsumer]):
     """See `txnkv.GroupConsumer`. Belongs to one task at a time."""
 
-    partitions: Same[list[int]] = Same()
+    partitions: list[int] = same()
     position = twin(GroupConsumer.position, by="_waiting.now")
     seek = twin(GroupConsumer.seek, by="_waiting.now")
     rewind = twin(GroupConsumer.rewind, by="_waiting.now")
@@ -499,9 +499,9 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
 class AsyncSubscription(_Held[Subscription]):
     """See `txnkv.Subscription`. Belongs to one task at a time."""
 
-    info: Same[SubscriptionInfo] = Same()
-    name: Same[str] = Same()
-    is_active: Same[bool] = Same()
+    info: SubscriptionInfo = same()
+    name: str = same()
+    is_active: bool = same()
     nack = twin(Subscription.nack)
     seek = twin(Subscription.seek, by="_waiting.now")
     lag = twin(Subscription.lag)
@@ -553,7 +553,7 @@ class AsyncSubscription(_Held[Subscription]):
 class AsyncProducer(_Held[Producer]):
     """See `txnkv.Producer`. Shared by tasks; messages are stored in the order of the sends."""
 
-    name: Same[str | None] = Same()
+    name: str | None = same()
     flush = twin(Producer.flush)
 
     async def sent(self) -> int:
@@ -569,12 +569,12 @@ class AsyncProducer(_Held[Producer]):
 class AsyncTopic(ClosingWrapper[Topic]):
     """See `txnkv.Topic`."""
 
-    info: Same[TopicInfo] = Same()
-    name: Same[str] = Same()
-    partitions: Same[int] = Same()
-    buffer: Same[str] = Same()
-    value_schema: Same[pa.Schema | None] = Same()
-    options: Same[TopicChanges] = Same()
+    info: TopicInfo = same()
+    name: str = same()
+    partitions: int = same()
+    buffer: str = same()
+    value_schema: pa.Schema | None = same()
+    options: TopicChanges = same()
     alter = twin(Topic.alter)
     close = twin(Topic.close)
     truncate = twin(Topic.truncate)

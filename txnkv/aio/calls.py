@@ -93,15 +93,19 @@ class ClosingWrapper(Wrapper[B], ABC):
         await self.close()
 
 
-class Same(Generic[T]):
+class _Same:
     """A property that the blocking handle has too, and answers without waiting."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._of = attrgetter(f"blocking.{name}")
 
-    def __get__(self, handle: Any, owner: type) -> T:
-        found: Any = self if handle is None else self._of(handle)
-        return found  # type: ignore[no-any-return]
+    def __get__(self, handle: Any, owner: type) -> Any:
+        return self if handle is None else self._of(handle)
+
+
+def same() -> Any:
+    """Make such a property, of the type of its attribute: pyright matches no other to protocols."""
+    return _Same()
 
 
 class Opening(Coroutine[Any, Any, H]):

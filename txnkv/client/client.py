@@ -44,6 +44,7 @@ from txnkv.transaction import (
     Retries,
     Session,
     Transaction,
+    TransactionOptions,
     TxnContext,
     ValueSchema,
     commit_protocols,
@@ -352,7 +353,7 @@ class Client(Connection, Closing):
         own = (timeout, isolation, locking, keepalive, lock_timeout, name)
         return begin_transaction(self, dict(zip(DEFAULTS, own, strict=True)))
 
-    def transaction(self, **options: Any) -> Transaction:
+    def transaction(self, **options: Unpack[TransactionOptions]) -> Transaction:
         """`new_transaction`, for `with`: it commits at the end, and rolls back on an exception."""
         return self.new_transaction(**options)
 
@@ -361,7 +362,7 @@ class Client(Connection, Closing):
         fn: Callable[[Transaction], T],
         attempts: int | None = None,
         deadline: float | None = DEADLINE,
-        **options: Any,
+        **options: Unpack[TransactionOptions],
     ) -> T:
         """Call `fn(txn)` and commit; again, after a pause if need be, on whatever is retriable.
 
@@ -370,14 +371,13 @@ class Client(Connection, Closing):
         Args:
             fn: works with the transaction it gets, perhaps several times; not an `async def`.
             attempts: how often at most; None for any number.
-            deadline: seconds from now after which no other attempt begins; None for never. One
-                that runs goes on: its own bound is its timeout.
+            deadline: seconds from now after which none begins, None for never; what runs goes on.
             **options: of `new_transaction`.
 
         Raises:
             TxnkvError: the last attempt's, or one that is not retriable.
         """
-        tries = self.attempts(options)
+        tries = self.attempts({**options})
         try:
             return run(tries, self.outcome, fn, self.retries(attempts, deadline))
         finally:

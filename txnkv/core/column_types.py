@@ -278,6 +278,7 @@ _WIDENINGS: Final = {
     ("string", "uuid"),
     ("string", "binary"),
     ("fixed_size_binary[16]", "uuid"),
+    ("binary", "uuid"),
 }
 
 
@@ -352,6 +353,8 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
             column = pc.cast(column, pa.decimal256(76, target.scale))
         if target == UUID and _family(column.type) == "string":
             return uuids_of(column, name)
+        if target == UUID and _family(column.type) == "binary":
+            column = pc.cast(pc.cast(column, pa.binary()), pa.binary(16))
         return _sound(pc.cast(column, target, safe=True), name)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
@@ -373,15 +376,26 @@ def plain_values(values: Iterable[Any]) -> list[Any] | None:
 
 def _plain(value: Any) -> Any:
     kind = numpy_kind(value)
+    if isinstance(value, pa.TimestampScalar | pa.DurationScalar) and value.type.unit == "ns":
+        zoned = isinstance(value, pa.TimestampScalar)
+        with suppress(pa.ArrowInvalid):  # it has more digits
+            return value.cast(pa.timestamp("us", value.type.tz) if zoned else pa.duration("us"))
     if kind == "none" or value.ndim:
         return value
     found = value.item()
+    if kind in "mM" and isinstance(found, int):  # of a finer unit, with digits that are 0 perhaps
+        coarse = value.astype(f"{kind}8[us]")
+        found = coarse.item() if coarse == value else found
     return found if isinstance(found, _TIMES if kind in "mM" else _NUMBERS) else value
 
 
 def inexact(value: Any) -> str | None:
     """Say what is wrong with a value of which pyarrow takes a part for a time; None: nothing is."""
     kind = numpy_kind(value)
+    if isinstance(value, str):
+        return f"{value!r} is a str: give a date, datetime or timedelta"
+    if type(value).__name__ == "NaTType":
+        return "pandas' NaT is no time: give None"
     if kind == "none" and getattr(value, "nanosecond", getattr(value, "nanoseconds", 0)) > 0:
         return f"{value!r} has more digits of a second than the column, which would be lost"
     has_part = hasattr(value, "__int__") and not hasattr(value, "__index__")

@@ -517,13 +517,13 @@ def _no_decimal(value: Any) -> str | None:
 def _no_date(value: Any) -> str | None:
     kind = numpy_kind(value)
     is_fine = kind == "M" and value.dtype.str[-3] in "npfa"  # finer than a microsecond
-    if isinstance(value, datetime) or kind == "m" or is_fine:
+    if (isinstance(value, datetime) and value == value) or kind == "m" or is_fine:
         return f"{value!r} is a {type(value).__name__}"
     return inexact(value)
 
 
 def _without_zone(value: Any) -> str | None:
-    naive = isinstance(value, datetime) and value.tzinfo is None
+    naive = isinstance(value, datetime) and value.tzinfo is None and value == value  # no NaT
     if naive or numpy_kind(value) == "M":  # numpy's have no zone
         return (
             f"{value!r} has no time zone and so names no instant. Say whose time it is, as "

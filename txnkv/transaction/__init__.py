@@ -19,6 +19,7 @@ from txnkv.transaction.begin import (
     Isolation,
     Locking,
     Retries,
+    TransactionOptions,
 )
 from txnkv.transaction.connection import (
     Acknowledged,

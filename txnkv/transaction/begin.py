@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from txnkv.coordinator import LOCK_TIMEOUT, Timestamp, stamp_of
 from txnkv.errors import (
@@ -22,6 +22,18 @@ from txnkv.transaction.instance import Instance
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 Locking: TypeAlias = Literal["optimistic", "partition"]
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The options of `Client.new_transaction`."""
+
+    timeout: float | None
+    isolation: Isolation
+    locking: Locking
+    keepalive: bool
+    lock_timeout: float
+    name: str | None
+
 
 ISOLATIONS: Final = get_args(Isolation)
 LOCKINGS: Final = get_args(Locking)

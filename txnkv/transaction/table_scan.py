@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
 from txnkv.core import Holding
+from txnkv.core import compute as pc
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import brief, new_lock, shielded, shielded_steps
 from txnkv.tables import (
@@ -33,6 +34,12 @@ _SHOWN: Final = 10
 """Rows that a notebook shows."""
 _DICTS: Final = 512
 """Rows that are made dicts together: who wants the first row waits for so many."""
+
+
+def _are_floats(column: pa.ChunkedArray) -> bool:
+    """Return True for integers that a float has all digits of."""
+    ends = pc.min_max(column).as_py()
+    return all(each is None or -(1 << 53) <= each <= 1 << 53 for each in ends.values())
 
 
 @dataclass(frozen=True)
@@ -156,8 +163,19 @@ class Scan(Closing):
         return pa.Table.from_batches(batches, self.schema)
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas data frame; needs pandas."""
-        return self.to_arrow().to_pandas()
+        """The rows as a pandas data frame; needs pandas. Whole numbers beside nulls are floats, as
+        Arrow makes them; where some of a column might not be the same then, Int64 or UInt64.
+        """
+        import pandas
+
+        table = self.to_arrow()
+        whole = {pa.int64(): pandas.Int64Dtype(), pa.uint64(): pandas.UInt64Dtype()}
+        kinds = {
+            column.type: whole[column.type]
+            for column in table.columns
+            if column.type in whole and column.null_count and not _are_floats(column)
+        }
+        return table.to_pandas(types_mapper=kinds.get)
 
     def to_polars(self) -> Any:
         """The rows as a polars data frame; needs polars."""
