@@ -20,6 +20,7 @@ import txnkv.spark
 from tests.remote.conftest import Serving, Wire
 from tools.processes import send, tree
 from tools.spark_cluster import blind, spark_cluster
+from txnkv.client import Planning, inode_of
 from txnkv.server import Server, Users, add_user
 from txnkv.spark import settings, worker_client
 from txnkv.spark.settings import Settings
@@ -154,6 +155,15 @@ def test_who_can_open_the_folder_does(
     format_file.write_text(json.dumps(told | {"store_id": "0" * 32}))
     monkeypatch.setattr(txnkv.Client, "path", str(format_file.parent))
     assert path(keepalive_time=8.0) == served
+    monkeypatch.undo()
+    # A copy of the store lies where the server says, as in another container.
+    copy = store_path.with_name("copy")
+    shutil.copytree(store_path, copy)
+    elsewhere = Planning.of(client)
+    elsewhere.folder = str(copy)
+    assert settings._folder_here(elsewhere) is None
+    elsewhere.inode = inode_of(str(copy))
+    assert settings._folder_here(elsewhere) == str(copy)
 
 
 def test_credentials(

@@ -46,6 +46,7 @@ from txnkv.client.group_members import offsets_table as offsets_table
 from txnkv.client.indexes import Index as Index
 from txnkv.client.opening import connect as connect
 from txnkv.client.planning import Planning as Planning
+from txnkv.client.planning import inode_of as inode_of
 from txnkv.client.producer import Producer as Producer
 from txnkv.client.replica import replicate as replicate
 from txnkv.client.subscription import Subscription as Subscription

@@ -7,6 +7,7 @@ for one on another host, where each call is one request.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -49,6 +50,12 @@ from txnkv.transaction import At, Handle, Local, Transaction
 _PLANS: Final = frozenset(["initial", "final", "ends", "latest", "parts"])
 
 
+def inode_of(folder: str) -> tuple[int, int]:
+    """Return the device and the inode of a folder."""
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
 class Planning(Handle):
     """Calls of planners, their tasks and the command line, beside those that users have.
 
@@ -58,15 +65,18 @@ class Planning(Handle):
     Attributes:
         store_id: of the store.
         folder: of the store, on its host.
+        inode: of the folder: a copy of the store has the same id.
     """
 
     store_id: str
     folder: str
+    inode: tuple[int, int]
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.store_id = client.instance.store.store_id
         self.folder = client.path
+        self.inode = inode_of(self.folder)
 
     @CachedProperty
     def boot(self) -> str:

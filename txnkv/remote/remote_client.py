@@ -381,6 +381,7 @@ class RemotePlanning(RemoteHandle, Planning):
     def _make_again(self) -> bool:
         told = self._made(self._connection, "planning")
         self.store_id, self.folder, self.boot = told["store_id"], told["folder"], told["boot"]
+        self.inode = tuple(told.get("inode", (0, 0)))
         return True
 
     def latest(self) -> Snapshot:

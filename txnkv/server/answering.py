@@ -181,7 +181,12 @@ _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Attempts": lambda _, __: None,
     "Consumer": lambda guest, it: {"at": _at(it)} | guest.ids,
     "Job": lambda _, it: {"id": it.id},
-    "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
+    "Planning": lambda _, it: {
+        "store_id": it.store_id,
+        "folder": it.folder,
+        "boot": it.boot,
+        "inode": it.inode,
+    },
     "Scan": lambda _, it: {"schema": it.schema},
     "Sender": lambda _, it: {"sent": it.sent} | _about_sender(it),
     "Session": lambda _, __: None,

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from txnkv.client import Client, Planning
+from txnkv.client import Client, Planning, inode_of
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
 from txnkv.errors import NotSupportedError, StoreNotFoundError
 from txnkv.remote import Credentials, connect, is_address
@@ -112,6 +112,8 @@ def _folder_here(there: Planning) -> str | None:
     if there.boot != boot_id() or not os.access(there.folder, os.R_OK | os.W_OK | os.X_OK):
         return None
     try:
+        if inode_of(there.folder) != there.inode:  # of another container, a copy of it perhaps
+            return None
         found = json.loads((Path(there.folder) / "FORMAT").read_text())
     except (OSError, ValueError):
         return None
