@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -128,3 +130,61 @@ def test_history_is_how_long_the_ended_are_remembered(connect: Any, by_hand: Any
         client.transaction_state(txn.id)
     assert table.count() == 1
     assert client.transactions() == []
+
+
+UNWRITABLE = """
+import errno
+from txnkv.storage.runtime_file import RuntimeFile
+client.close()
+def refuse(folder):
+    raise OSError(errno.EROFS, "made up")
+RuntimeFile.attach = refuse
+def opened():
+    return txnkv.connect(client.path, read_only=True)
+"""
+
+
+def test_a_store_that_cannot_be_written_beside_a_process_that_has_it_open(
+    client: txnkv.Client, elsewhere: Callable[..., Any]
+) -> None:
+    """As on a volume that is mounted to be read only: what is read there nobody knows of."""
+    caught = "try:\n    opened()\nexcept txnkv.UnavailableError as error:\n    say(str(error))"
+    told = elsewhere(UNWRITABLE + caught)
+    assert "another process has it open" in told
+    assert "read_only=True" in told
+
+
+def test_a_store_that_cannot_be_written_and_is_written_by_others(
+    connect: Callable[..., txnkv.Client], process: Callable[..., Any]
+) -> None:
+    """Who came later writes over what is read: that is no damage, and none is told of."""
+    client, count = connect(history=0), 300_000
+    client.create_table("t", txnkv.Schema({"id": "int64", "v": "int64"}, ["id"]))
+
+    def write(number: int) -> None:
+        with client.transaction() as txn:
+            txn.write("t", pa.table({"id": range(count), "v": [number] * count}), "upsert")
+
+    write(0)
+    client.close()
+    reader = process(
+        UNWRITABLE + "reader = opened()\n"
+        "batches = reader.table('t').scan().to_batches()\n"
+        "rows = next(batches).num_rows\n"
+        "say(rows)\n"
+        "wait()\n"
+        "try:\n"
+        "    say(rows + sum(batch.num_rows for batch in batches))\n"
+        "except txnkv.TxnkvError as error:\n"
+        "    say((type(error).mro()[1].__name__, str(error)))\n"
+    )
+    assert 0 < reader.hear() < count
+    client = connect(history=0)
+    for number in (1, 2):
+        write(number)
+        client.compact()
+        internals.maintenance(client).round()
+    reader.tell()
+    kind, said = reader.finish()
+    assert kind == "UnavailableError"
+    assert "was replaced while it was read" in said

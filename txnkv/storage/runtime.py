@@ -376,12 +376,17 @@ class Runtime(StoreWords):
     def _is_closed(self) -> ClosedError:
         return ClosedError(f"runtime {self.folder} is closed; open the store again")
 
+    @property
+    def is_alone(self) -> bool:
+        """Nothing can be written: others know nothing of this process."""
+        return self._file is not None and self._file.slots is None
+
     def _open_file(self) -> RuntimeFile:
         try:
             return RuntimeFile.attach(self.folder)
         except OSError as error:
             if self._read_only and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-                return RuntimeFile.alone()
+                return RuntimeFile.alone(self.folder)
             raise
 
     def _take_slot(self) -> int:

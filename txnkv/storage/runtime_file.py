@@ -67,8 +67,8 @@ _PRESENCE = SLOTS
 if sys.platform == "darwin":
     _FLOCK = struct.Struct("@qqihh")
 
-    def _pack(start: int) -> bytes:
-        return _FLOCK.pack(start, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    def _pack(start: int, n: int = 1) -> bytes:
+        return _FLOCK.pack(start, n, 0, fcntl.F_WRLCK, os.SEEK_SET)
 
     def _kind(answer: bytes) -> int:
         return int(_FLOCK.unpack(answer)[3])
@@ -76,8 +76,8 @@ if sys.platform == "darwin":
 else:
     _FLOCK = struct.Struct("@hhqqi4x")
 
-    def _pack(start: int) -> bytes:
-        return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+    def _pack(start: int, n: int = 1) -> bytes:
+        return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, n, 0)
 
     def _kind(answer: bytes) -> int:
         return int(_FLOCK.unpack(answer)[0])
@@ -139,6 +139,25 @@ WORDS = HEARTBEAT_BASE + HEARTBEATS * 2
 FILE_BYTES = WORDS * 8
 
 
+_looked: dict[tuple[int, int], int] = {}
+"""Descriptors of lock files that cannot be written, by inode. They stay open: this process may have
+locks of the same file, under another path.
+"""
+
+
+def _is_open_elsewhere(slots: Path) -> bool:
+    """Return True when another process holds a slot, which a file that is only read tells, too."""
+    try:
+        found = slots.stat()
+        key = found.st_dev, found.st_ino
+        if key not in _looked:
+            _looked[key] = os.open(slots, os.O_RDONLY | os.O_CLOEXEC)
+        answer = fcntl.fcntl(_looked[key], fcntl.F_GETLK, _pack(0, SLOTS))
+    except OSError:  # nobody was here, or the file system has no locks
+        return False
+    return _kind(answer) != fcntl.F_UNLCK
+
+
 class RuntimeFile:
     """The mapped words and the lock file beside them, in this process.
 
@@ -181,8 +200,18 @@ class RuntimeFile:
                 raise
 
     @classmethod
-    def alone(cls) -> RuntimeFile:
-        """Memory of this process only, for a store on a file system that cannot be written."""
+    def alone(cls, folder: Path) -> RuntimeFile:
+        """Memory of this process only, for a store on a file system that cannot be written.
+
+        Raises:
+            UnavailableError: others have the store open, who know nothing of what is read here.
+        """
+        if _is_open_elsewhere(folder / "slots"):
+            raise UnavailableError(
+                f"{folder.parent} cannot be written here, and another process has it open, which "
+                "would write over what is read. Mount it to be written to, and open it with "
+                "read_only=True; or read a copy (`txnkv backup`), or through `txnkv serve`"
+            )
         file = cls(mmap.mmap(-1, FILE_BYTES), None, None)
         file.words[GENERATION] = _new_generation()
         file.words[CHANGE] = 1

@@ -26,7 +26,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP
 from txnkv.core import compute as pc
-from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
+from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError, UnavailableError
 from txnkv.storage import new_lock
 from txnkv.tables.schema import widened
 from txnkv.tables.tablets.manifest import RowSetInfo
@@ -58,10 +58,13 @@ _STAMPS_AT = 32
 """The offset in bytes at which the values of a block of stamps begin: behind its header."""
 
 
-class RowSetRetired(Exception):
+class RowSetRetired(UnavailableError):
     """A flush or compaction replaced the row set and its blocks are gone: take a fresh state of
-    the tablet and begin again.
+    the tablet and begin again. Programs meet it where others cannot see what they read.
     """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} was replaced while it was read: read again")
 
 
 def until_there(look: Callable[[], T], refresh: Callable[[], object]) -> T:
@@ -383,6 +386,8 @@ class RowSetBlocks:
             if self._tablet.is_swept(self.id):
                 return self._aborted()
         elif self._tablet.is_retired(self.id):
+            return RowSetRetired(f"{self._tablet.label}, row set {self.id}")
+        if self._tablet.is_unseen:
             return RowSetRetired(f"{self._tablet.label}, row set {self.id}")
         return self._corrupt(column, block, "it is missing")
 

@@ -234,6 +234,11 @@ class TabletFiles:
         with self._store.status.read() as cur:
             return manifest.is_retired(cur, row_set_id)
 
+    @property
+    def is_unseen(self) -> bool:
+        """Others that write do not see what is read here: no file can be locked."""
+        return self._store.runtime.is_alone
+
     def keys_of(self, keys: Sequence[bytes]) -> core.Keys:
         """Encoded keys as the core takes them."""
         width = self.codec.width
