@@ -32,9 +32,11 @@ SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
 class Process:
     """A Python process that says lines and is told lines."""
 
-    def __init__(self, code: str, args: tuple[object, ...], fault: str) -> None:
+    def __init__(
+        self, code: str, args: tuple[object, ...], fault: str, under: tuple[str, ...]
+    ) -> None:
         self.popen = Popen(
-            [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *map(str, args)],
+            [*under, sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -71,8 +73,8 @@ def python() -> Iterator[Callable[..., Process]]:
     """Starts a process that runs some code; it is gone at the end of the test."""
     started: list[Process] = []
 
-    def start(code: str, *args: object, fault: str = "") -> Process:
-        process = Process(code, args, fault)
+    def start(code: str, *args: object, fault: str = "", under: tuple[str, ...] = ()) -> Process:
+        process = Process(code, args, fault, under)
         started.append(process)
         return process
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import until
 from txnkv.core import WriterLock
-from txnkv.errors import StorageFullError, UnavailableError
+from txnkv.errors import NotSupportedError, StorageFullError, UnavailableError
 from txnkv.storage import Environment, Environments, StoreDirectory, arm, lmdb_open, shrink
 from txnkv.storage.faults import lmdb_error
 
@@ -359,6 +359,12 @@ def test_no_memory_names_what_limits_it(tmp_path: Path) -> None:
 def test_no_thread_for_a_copy_is_told_as_such(tmp_path: Path) -> None:
     error = lmdb_error(OSError(errno.EAGAIN, "mdb_env_copy3"), tmp_path)
     assert "ulimit -u" in str(error)
+
+
+def test_a_lock_of_another_of_the_same_pid_is_told_as_such(tmp_path: Path) -> None:
+    error = lmdb_error(OSError(errno.EAGAIN, "mdb_txn_begin"), tmp_path)
+    assert isinstance(error, NotSupportedError)
+    assert f"has pid {os.getpid()} too" in str(error)
 
 
 def test_input_output_error_with_room_on_the_disk_is_unavailable(

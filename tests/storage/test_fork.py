@@ -436,7 +436,7 @@ def test_member_that_cannot_close_makes_the_child_refuse(store: Store, python) -
     store.status._readers.close = None
     pid = os.fork()
     if pid == 0:
-        try: store.runtime.hold_snapshot(1)
+        try: store.runtime.require_slot()
         except RuntimeError as error: say("refused", "could not close" in str(error))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0

@@ -264,6 +264,22 @@ def test_processes_take_different_slots_at_once(folder: Path, python) -> None:
     assert sorted(int(process.line()) for process in processes) == list(range(5))
 
 
+def test_another_process_of_the_same_pid_is_refused(runtime: Runtime, folder: Path, python) -> None:
+    """As in two containers, of which each has a pid 1."""
+    code = "os.getpid = lambda: int(sys.argv[2])\n" + OPEN + "say(runtime.slot); wait()"
+    other = python(code, folder, os.getpid())
+    assert other.line() == "0"
+    with pytest.raises(NotSupportedError, match=f"has pid {os.getpid()} too"):
+        runtime.require_slot()
+    with pytest.raises(NotSupportedError, match="--pid=container"):
+        runtime.hold_snapshot(1)
+    other.kill()
+    assert runtime.slot == 0
+    again = Runtime.open(folder)
+    assert again.slot == 0  # this process is no other
+    again.close()
+
+
 def test_threads_of_a_process_take_one_slot(runtime: Runtime) -> None:
     together = threading.Barrier(4)
 

@@ -47,7 +47,8 @@ def connect(
             process has it open, and it was removed, moved or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
         CorruptionError: what is needed to open it is damaged, or lacks what was durable.
-        NotSupportedError: this user may not open it.
+        NotSupportedError: this user may not open it; or another process that has it open, as in
+            another container, has the same pid.
         ValueError: the path is empty or ":memory:", too long or not UTF-8, or an option makes no
             sense, or this process has the store open with another.
     """

@@ -192,8 +192,8 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
         return no_descriptor(path)
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
-    if code == errno.EAGAIN:  # LMDB's copy has a thread of its own
-        return no_thread(error)
+    if code == errno.EAGAIN:  # LMDB's copy has a thread of its own; a read locks a byte, by its pid
+        return same_pid(path) if "txn_begin" in str(error) else no_thread(error)
     if code == errno.ENOMEM:
         return UnavailableError(
             f"no memory for {path}: {error}. Each part of a store maps 64 GiB of address space, of "
@@ -332,6 +332,16 @@ def no_thread(error: BaseException) -> UnavailableError:
     return UnavailableError(
         f"no thread could be started ({error}): this user or container has as many as it may. "
         "Raise that (`ulimit -u`, pids.max), or end others, and try again. Nothing was changed"
+    )
+
+
+def same_pid(path: Path) -> NotSupportedError:
+    """The error where another process has this pid, too: LMDB takes readers of both for one's."""
+    return NotSupportedError(
+        f"another process that has {path} open has pid {os.getpid()} too, as in another container, "
+        "and processes of a store need pids that differ. Let the containers share a PID namespace "
+        "(docker run --pid=container:NAME, Kubernetes shareProcessNamespace: true), or start this "
+        "one with another pid, or go through `txnkv serve`"
     )
 
 

@@ -32,6 +32,7 @@ from typing import Final
 from txnkv.core import Holding, PinSet, SharedWords, StoreWords
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.clocks import clock
+from txnkv.storage.faults import same_pid
 from txnkv.storage.fork import GATE, leak
 from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime_file import (
@@ -227,6 +228,7 @@ class Runtime(StoreWords):
 
         Raises:
             UnavailableError: all slots are held by live processes.
+            NotSupportedError: one is held by another process of the same pid.
             ClosedError: the store was closed.
         """
         with GATE.use():
@@ -398,6 +400,7 @@ class Runtime(StoreWords):
             self._fill_slot(0)
             return 0
         with opening_lock(self.folder):
+            self._refuse_same_pid(self._file)
             for slot in range(SLOTS):
                 if self._file.slots.take(slot):
                     self._fill_slot(slot)
@@ -405,6 +408,17 @@ class Runtime(StoreWords):
         raise UnavailableError(
             f"all {SLOTS} process slots of {self.folder} are held by live processes; close some"
         )
+
+    def _refuse_same_pid(self, file: RuntimeFile) -> None:
+        """Nobody else takes a slot meanwhile, and this process has none: its own would not be seen.
+
+        LMDB locks a byte by the pid for its readers, and takes those of a namesake for its own.
+        """
+        used, slots = file.load(SLOTS_USED), file.slots
+        pids = file.words[_word(0, _PID) : SLOT_BASE + used * SLOT_WORDS : SLOT_WORDS].tolist()
+        for slot, pid in enumerate(pids):
+            if pid == os.getpid() and slots is not None and slots.is_held(slot):
+                raise same_pid(self.folder.parent)
 
     def _fill_slot(self, slot: int) -> None:
         file = self._file

@@ -59,6 +59,7 @@ class Store:
         self._runtime = Runtime.open(directory.runtime_path, directory.read_only)
         self.right_of_way = RightOfWay(self._runtime)
         try:
+            self._runtime.require_slot()  # before LMDB reads: no other process has this one's pid
             self._status = StatusDatabase(
                 directory.status_path,
                 directory.status_lock_path,
@@ -123,7 +124,8 @@ class Store:
             UnavailableError: the runtime file cannot be used now, too many files are open, or the
                 disk failed.
             StorageFullError: the disk is full.
-            NotSupportedError: this user may not.
+            NotSupportedError: this user may not, or another process that has the store open has
+                the pid of this one, in another PID namespace.
             ValueError: the path is too long or not UTF-8; this process has the store open to read
                 only, and `read_only` is false; or with other `cache_bytes`, or they are below 1.
         """
