@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,58 @@ def test_of_two_with_one_pid_one_is_refused(path: Path, python) -> None:
     assert "shareProcessNamespace" in said[both.index(refused)]
     with txnkv.connect(path) as client:  # of another pid
         client.table("t").insert((2000, 1))
+    assert there.line() in ("2000", "2001")
     there.tell()
-    assert there.finish()[:1] in (["2000"], ["2001"])
+    there.finish()
     refused.tell()
     assert refused.line() == "2001"
+
+
+READ_AND_DIE = """
+import lmdb
+env = lmdb.open(sys.argv[1], readonly=True, max_dbs=16)
+txn = env.begin()
+os._exit(0)  # no signal of its own kills pid 1
+"""
+
+
+def slots(path: Path) -> list[list[str]]:
+    """Pid, thread and transaction of each reader, as another process sees them."""
+    code = "import lmdb, sys; print(lmdb.open(sys.argv[1], readonly=True, max_dbs=16).readers())"
+    run = [sys.executable, "-c", code, str(path / "tablets" / "1")]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    return [line.split() for line in said.splitlines()[1:] if line]
+
+
+def test_a_reader_that_is_started_again_frees_the_slot_that_it_left(path: Path, python) -> None:
+    """It has the pid of before, so that everyone took the slot for that of who lives: the file grew
+    with every write.
+    """
+    code = """
+    import txnkv
+    client = txnkv.connect(sys.argv[1])
+    say(client.table("t").count())
+    wait()
+    client.close()
+    """
+    with txnkv.connect(path) as client:
+        client.table("t").count()  # the first that opens an environment forgets all slots
+        python(READ_AND_DIE, path / "tablets" / "1", under=ALONE).finish()
+        (left,) = (slot for slot in slots(path) if slot[0] == "1")
+        assert left[2].isdecimal()
+        again = python(code, path, under=ALONE)
+        assert again.line() == "2000"
+        assert left not in slots(path)
+        again.tell()
+        again.finish()
+
+
+def test_slots_of_this_process_stay(path: Path) -> None:
+    """Another client, and threads, come to an environment that is read here."""
+    with txnkv.connect(path) as client, client.snapshot() as snapshot:
+        rows = iter(client.table("t").scan(snapshot=snapshot))
+        next(rows)
+        with txnkv.connect(path) as other, ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(lambda _: other.table("t").count(), range(8))) == {2000}
+            assert {slot[0] for slot in slots(path)} == {str(os.getpid())}
+        assert sum(1 for _ in rows) == 1999

@@ -48,7 +48,7 @@ import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -389,6 +389,24 @@ def numbers_read(env: Any) -> Iterator[int]:
         number = line.split()[-1]
         if number.isdecimal():  # else the slot is idle
             yield int(number)
+
+
+def frees_left_slots(env: Any) -> bool:
+    """Free the slots of readers that a killed process of the same pid has left, as one of a
+    container that was started again. LMDB takes them for this process's, as others take them, and
+    frees them as such: at the end, up to the last that was there when it took one. A process of the
+    same pid that lives is in the way of that: it has the lock that the first read takes.
+
+    Args:
+        env: just opened, and used by nobody: no slot is this process's.
+
+    Returns:
+        True when there were some; `env` is closed then.
+    """
+    if not any(int(line.split()[0]) == os.getpid() for line in env.readers().splitlines()[1:]):
+        return False
+    with closing(env), env.begin():
+        return True
 
 
 class Holes(NamedTuple):

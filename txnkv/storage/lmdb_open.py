@@ -381,7 +381,7 @@ def _opened_in_place(
     while True:
         before = _inode_of(path)
         env = _open_env(path, options, map_size, writing)
-        if before is not None and _inode_of(path) == before:
+        if before and _inode_of(path) == before and not extents.frees_left_slots(env):
             return env, before
         env.close()
 
