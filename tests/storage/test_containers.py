@@ -110,6 +110,39 @@ def test_a_reader_that_is_started_again_frees_the_slot_that_it_left(path: Path, 
         again.finish()
 
 
+OVERLAY = 'mount -t overlay none -o "$1" "$2" && shift 2 && exec "$@"'
+
+WRITE = """
+import sys, txnkv
+with txnkv.connect(sys.argv[1]) as client:
+    table = client.table("t")
+    for v in range(1, 5):
+        client.run(lambda txn: [txn.upsert(table, (id, v)) for id in range(2000)])
+        client.compact()
+"""
+
+
+def test_a_store_in_the_lower_layer_of_an_overlay(path: Path, python) -> None:
+    """As in an image: a reader kept the lower file when another process wrote, and told damage."""
+    for name in ("upper", "work", "m"):
+        (path.parent / name).mkdir()
+    layers = f"lowerdir={path},upperdir={path.parent}/upper,workdir={path.parent}/work"
+    layered = ("unshare", "--mount", "sh", "-c", OVERLAY, "sh", layers, str(path.parent / "m"))
+    if subprocess.run([*layered, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount an overlay")
+    code = """
+    import subprocess, txnkv
+    client = txnkv.connect(sys.argv[1])
+    values = lambda: {row["v"] for row in client.table("t").scan()}
+    say(values())
+    subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]], check=True)
+    say(values())
+    client.close()
+    """
+    said = python(code, path.parent / "m", WRITE, under=layered).finish()
+    assert said == ["{0}", "{4}"]
+
+
 def test_slots_of_this_process_stay(path: Path) -> None:
     """Another client, and threads, come to an environment that is read here."""
     with txnkv.connect(path) as client, client.snapshot() as snapshot:

@@ -140,8 +140,7 @@ class OpenLmdb:
         """Maps the environment at `path`.
 
         Args:
-            path: its folder.
-            options: how.
+            path, options: its folder, and how it is opened.
             map_size: address space.
             writing: open it to write.
             turn: of its writers.
@@ -376,9 +375,13 @@ def _opened_in_place(
     """Opens LMDB on the file that has the name, also when `lmdb_replace` put it there meanwhile.
 
     To read alone, LMDB opens the data file first and waits for its lock then: whoever holds the
-    lock may have replaced the file by that time.
+    lock may have replaced the file by that time. Of a file in the lower layer of an overlay its map
+    would stay that of the lower one, when another process writes: it is copied up before.
     """
     while True:
+        if not options.read_only:
+            with suppress(OSError), opened(path / "data.mdb", os.O_RDWR):
+                pass
         before = _inode_of(path)
         env = _open_env(path, options, map_size, writing)
         if before and _inode_of(path) == before and not extents.frees_left_slots(env):
