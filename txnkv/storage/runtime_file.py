@@ -184,7 +184,8 @@ class RuntimeFile:
         """Maps the file, made or replaced when it must be.
 
         Raises:
-            UnavailableError: the file is damaged or of another version while processes use it.
+            UnavailableError: the file is damaged, or of another version or boot, while processes
+                use it.
         """
         make_private_directory(folder)
         with opening_lock(folder):
@@ -248,7 +249,7 @@ def opening_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _is_valid(shared: Path) -> bool:
+def _is_valid(shared: Path, *, of_any_boot: bool = False) -> bool:
     try:
         with shared.open("rb") as file:
             if os.fstat(file.fileno()).st_size != FILE_BYTES:
@@ -256,11 +257,18 @@ def _is_valid(shared: Path) -> bool:
             head = memoryview(file.read(32)).cast("Q")
     except FileNotFoundError:
         return False
-    return (head[0], head[1], head[3]) == (MAGIC, VERSION, _boot_word()) and head[2] != 0
+    of_this_boot = of_any_boot or head[3] == _boot_word()
+    return (head[0], head[1]) == (MAGIC, VERSION) and of_this_boot and head[2] != 0
 
 
 def _replace(shared: Path, slots: SlotLocks) -> None:
     if not slots.take_all():
+        if _is_valid(shared, of_any_boot=True):
+            raise UnavailableError(
+                f"this process sees another boot id than those that have {shared.parent.parent} "
+                "open, as in a container with a boot id of its own. Give it the host's "
+                "/proc/sys/kernel/random/boot_id, or close the store there first"
+            )
         raise UnavailableError(
             f"{shared} is damaged or of another version, and other processes use it; close them "
             "and open the store again"
