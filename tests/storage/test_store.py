@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,11 +228,20 @@ def test_the_longest_path(tmp_path: Path) -> None:
 
 
 def test_a_store_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Store.open(tmp_path / "s").close()
+    """Who may write the files, as by the group, was refused: their modes were set anew."""
+    Store.open(tmp_path / "s", schema_sql=SCHEMA).close()
+    lock = tmp_path / "s" / "runtime" / "opening.lock"
+    lock.chmod(0o660)
 
     def refuse(*_: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # it names no path
 
     monkeypatch.setattr(os, "fchmod", refuse)
-    with pytest.raises(NotSupportedError, match=r"user \d+ cannot open store .*/s: .*as the user"):
+    with Store.open(tmp_path / "s") as store, store.status.write() as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 0)")
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o660
+    lock.unlink()
+    with pytest.raises(
+        NotSupportedError, match=r"user \d+ cannot open store .*/s: .*/opening.lock'. .*as the user"
+    ):
         Store.open(tmp_path / "s")

@@ -395,17 +395,30 @@ def with_descriptor(open_it: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 def open_private(path: Path, flags: int) -> int:
     """Return a descriptor of a file; what is made has mode 0600, whatever the umask, and the owner
-    of its folder.
+    of its folder. One that is there keeps its mode: it may be another's, who lets this user write.
     """
-    descriptor = with_descriptor(os.open, path, flags | os.O_CLOEXEC, 0o600)
+    descriptor, made = _opened_or_made(path, flags | os.O_CLOEXEC)
     try:
-        if flags & os.O_CREAT:
+        if made:
             os.fchmod(descriptor, 0o600)
+        if flags & os.O_CREAT:
             give_to_owner(descriptor, path)
-    except BaseException:
+    except BaseException as error:
         close_descriptor(descriptor)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     return descriptor
+
+
+def _opened_or_made(path: Path, flags: int) -> tuple[int, bool]:
+    """The descriptor, and whether this call made the file."""
+    if flags & os.O_CREAT and not flags & os.O_EXCL:
+        with suppress(FileNotFoundError):
+            return with_descriptor(os.open, path, flags & ~os.O_CREAT), False
+        with suppress(FileExistsError):  # it is there by now, or a link that leads nowhere yet
+            return with_descriptor(os.open, path, flags | os.O_EXCL, 0o600), True
+    return with_descriptor(os.open, path, flags, 0o600), bool(flags & os.O_EXCL)
 
 
 def give_to_owner(descriptor: int, path: Path) -> None:
