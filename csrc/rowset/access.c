@@ -116,22 +116,31 @@ static uint32_t find_number(const block_t *keys, uint64_t key, uint32_t width) {
 }
 
 /* Keys of up to 16 bytes as two numbers: those whose first one is the key's are in order by the
- * second. A key that is shorter than they are is as one that goes on with zeros. */
+ * second, which over all of a frame is in none, so that its frames tell nothing. A key that is shorter
+ * than they are is as one that goes on with zeros. */
 static status_t find_packed(const block_t *keys, const uint8_t *key, size_t key_len,
                             uint32_t *out_row) {
     uint8_t padded[16] = {0};
     uint64_t numbers[2];
-    uint32_t behind = keys->rows;
+    uint32_t n = keys->rows;
     copy_bytes(padded, key, key_len);
     for (uint32_t word = 0; word < 2; word++) {
         numbers[word] = unpack_load(padded + 8 * word, unpack_word_bytes(keys->width, word), 1);
     }
-    status_t status = packed_lower_bound(keys->numbers, numbers[0], 0, behind, out_row);
+    status_t status = packed_lower_bound(keys->numbers, numbers[0], 0, n, out_row);
     if (status == STATUS_OK && numbers[0] != UINT64_MAX) {
-        status = packed_lower_bound(keys->numbers, numbers[0] + 1, *out_row, behind, &behind);
+        status = packed_lower_bound(keys->numbers, numbers[0] + 1, *out_row, n, &n);
     }
-    if (status != STATUS_OK) return status;
-    return packed_lower_bound(keys->numbers + 1, numbers[1], *out_row, behind, out_row);
+    if (status != STATUS_OK || n < *out_row) return status == STATUS_OK ? STATUS_CORRUPT : status;
+    for (n -= *out_row; n > 0;) {
+        const uint32_t half = n / 2;
+        uint64_t second;
+        status = packed_get(keys->numbers + 1, *out_row + half, &second);
+        if (status != STATUS_OK) return status;
+        *out_row += second < numbers[1] ? half + 1 : 0;
+        n = second < numbers[1] ? n - half - 1 : half;
+    }
+    return STATUS_OK;
 }
 
 status_t access_lower_bound(const block_t *keys, const uint8_t *key, size_t key_len,

@@ -54,7 +54,7 @@ static keys_t variable_random(uint32_t n, bool dense) {
 }
 
 keys_t keys_random(shape_t shape, uint32_t n, bool dense) {
-    static const uint32_t widths[] = {8, 4, 13};
+    static const uint32_t widths[] = {8, 4, 13, 16};
     if (shape == KEYS_VARIABLE) return variable_random(n, dense);
     const uint32_t width = widths[shape];
     uint8_t *data = exact((size_t)n * width);

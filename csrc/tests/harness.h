@@ -32,7 +32,7 @@ uint8_t *exact(size_t len);
 uint8_t *exact_copy(const void *from, size_t len);
 
 /* Random keys; free both parts with keys_drop. Few distinct values when `dense`. */
-typedef enum { KEYS_8, KEYS_4, KEYS_13, KEYS_VARIABLE, KEYS_SHAPES } shape_t;
+typedef enum { KEYS_8, KEYS_4, KEYS_13, KEYS_16, KEYS_VARIABLE, KEYS_SHAPES } shape_t;
 keys_t keys_random(shape_t shape, uint32_t n, bool dense);
 /* The same, strictly ascending; may be fewer than n. */
 keys_t keys_random_sorted(shape_t shape, uint32_t n, bool dense);

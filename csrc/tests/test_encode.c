@@ -386,8 +386,23 @@ static void check_integers(const block_t *block) {
     free(gone);
 }
 
+/* Keys of two numbers: many of one first number, so that frames begin and end within them, with
+ * second numbers that are small, or any. */
+static void fill_groups(keys_t *keys) {
+    const uint32_t each = 1 + random_below(700), second = keys->width - 8;
+    const uint64_t step = random_below(2) == 0 ? 3 : UINT64_MAX / (each + 1);
+    for (uint32_t i = 0; i < keys->n; i++) {
+        uint8_t *key = (uint8_t *)(uintptr_t)keys->data + (size_t)keys->width * i, number[8];
+        store_be64(key, UINT64_C(1) << 63 | i / each);
+        store_be64(number, (i % each * step + random_below(2)) << (64 - 8 * second));
+        if (step > 3) store_be64(number, i % each * step);
+        memcpy(key + 8, number, second);
+    }
+}
+
 static void check_keys(shape_t shape, uint32_t n, bool counter) {
     keys_t keys = keys_random_sorted(shape, n, n % 2 == 0);
+    if (keys.width > 8 && keys.width <= 16 && counter) fill_groups(&keys);
     const keys_t probes = keys_random_sorted(shape, 50, n % 2 == 0);
     if (counter && keys.width == 8) {
         for (uint32_t i = 0; i < keys.n; i++) {
@@ -514,6 +529,9 @@ void test_encode(void) {
         for (uint32_t round = 0; round < 6; round++) {
             check_keys((shape_t)shape, 1 + random_below(round == 0 ? 3000 : 400), round % 2 == 0);
         }
+    }
+    for (uint32_t round = 0; round < 8; round++) {
+        check_keys(round % 2 == 0 ? KEYS_13 : KEYS_16, (1024 + random_below(3000)) | 1, true);
     }
 }
 

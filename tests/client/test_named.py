@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +472,84 @@ def test_transactions_of_a_name_follow_each_other(
     rows = [*client.table("t").scan()]
     assert sorted(made) == sorted(row["id"] for row in rows)
     assert sorted(int(row["v"]) for row in rows) == [*range(len(made))]
+
+
+@pytest.mark.parametrize("do", ["get", "upsert", "flush", "scan"])
+def test_a_handler_that_begins_under_the_name_it_interrupts(
+    client: txnkv.Client, table: txnkv.Table, do: str
+) -> None:
+    """It waited for a lock that the code has which it interrupted."""
+    ends = time.monotonic() + 1.0
+    begun = 0
+
+    def ring(*_: object) -> None:
+        nonlocal begun
+        client.new_transaction(name="n").rollback()
+        begun += 1
+
+    calls: dict[str, Callable[[txnkv.Transaction], Any]] = {
+        "get": lambda txn: txn.get(table, 1),
+        "upsert": lambda txn: txn.upsert(table, (1, "a")),
+        "flush": lambda txn: (txn.upsert(table, (1, "a")), txn.flush()),
+        "scan": lambda txn: list(txn.scan(table)),
+    }
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        while time.monotonic() < ends:
+            with suppress(txnkv.InvalidTxnStateError):
+                txn = client.new_transaction(name="n")
+                for _ in range(50):
+                    calls[do](txn)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert begun
+
+
+def test_a_callback_that_begins_under_the_name_of_its_transaction(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """It was called with the name's lock held, by who ended the one before."""
+    client.new_transaction(name="n").rollback()
+    first = client.new_transaction(name="n")
+    first.insert(table, (1, "never"))
+    holder = client.new_transaction(locking="partition")
+    holder.insert(table, (5, "a"))
+    holder.flush()
+    pending, called = first.commit_async(), threading.Event()
+
+    def again(done: Any) -> None:
+        assert isinstance(done.exception(), ProducerFencedError)
+        with client.transaction(name="n") as txn:
+            txn.insert(table, (2, "a"))
+        called.set()
+
+    pending.add_done_callback(again)
+    client.new_transaction(name="n")
+    holder.commit()
+    assert called.wait(60)
+    assert keys(client) == [2, 5]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_one_whose_commit_broke_off(client: txnkv.Client, table: txnkv.Table, kept: bool) -> None:
+    """It counts, and is seen by the next one; or does not, whoever has its handle."""
+
+    def broken_off() -> txnkv.Transaction | None:
+        txn = client.new_transaction(name="n")
+        txn.insert(table, (1, "perhaps"))
+        arm("status.after_commit", "error")
+        with pytest.raises(txnkv.CommitOutcomeUnknownError):
+            txn.commit()
+        disarm()
+        return txn if kept else None
+
+    client.new_transaction(name="n").rollback()
+    held = broken_off()
+    gc.collect()
+    with client.transaction(name="n") as txn:
+        seen = [row["id"] for row in txn.scan(table)]
+        txn.insert(table, (2, "a"))
+    assert keys(client) == [*seen, 2]
+    assert (held is not None) == kept

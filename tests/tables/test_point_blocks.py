@@ -186,3 +186,35 @@ def test_a_commit_leaves_the_layers_of_other_row_sets(
     after = commit(4)
     assert len(before) == 4
     assert [id for id in before if after[id] is not before[id]] == []
+
+
+@pytest.mark.parametrize("kinds", [("int64", "int64"), ("int64", "uint32"), ("int32", "int64")])
+@pytest.mark.parametrize("small", [True, False])
+def test_keys_of_two_numbers_over_several_frames(
+    client: txnkv.Client, kinds: tuple[str, str], small: bool
+) -> None:
+    """Within a block the second number is in order only beside rows of one first number."""
+    chance = random.Random(7)
+    least, most = (
+        (0, 1000) if small else {"int64": (-(2**63), 2**63), "uint32": (0, 2**32)}[kinds[1]]
+    )
+    schema = txnkv.Schema(dict(zip("ab", kinds, strict=True)) | {"v": "int64"}, ["a", "b"])
+    table = client.create_table("two", schema)
+    keys = sorted({(a, chance.randrange(least, most)) for a in range(8) for _ in range(900)})
+    wanted = {key: number for number, key in enumerate(keys)}
+    rows = {"a": [a for a, _ in keys], "b": [b for _, b in keys], "v": [*wanted.values()]}
+    with client.transaction() as txn:
+        txn.write(table, pa.table(rows))
+    internals.flush(client)
+    for key in keys:
+        found = table.get(key)
+        assert found is not None, key
+        assert found["v"] == wanted[key]
+    for a, b in [
+        *chance.sample(keys, 100),
+        *((n, chance.randrange(least, most)) for n in range(-1, 9)),
+    ]:
+        after = [key for key in keys if key[0] == a and key[1] >= b][:2]
+        scan = table.scan(where=[("a", "=", a), ("b", ">=", b)], ordered=True, limit=2)
+        assert [(row["a"], row["b"]) for row in scan] == after
+        assert (table.get((a, b)) is not None) == ((a, b) in wanted)

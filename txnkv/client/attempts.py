@@ -29,7 +29,6 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -37,7 +36,6 @@ from txnkv.client.table import Table
 from txnkv.coordinator import PartIds, Timestamp, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
-    InvalidTxnStateError,
     ProducerFencedError,
     SchemaError,
     TransactionConflictError,
@@ -45,7 +43,15 @@ from txnkv.errors import (
     TxnNotFoundError,
     require_text,
 )
-from txnkv.storage import BusyError, Contender, caller, is_calm, new_lock, shielded, shielded_unless
+from txnkv.storage import (
+    BusyError,
+    Contender,
+    caller,
+    is_calm,
+    new_rlock,
+    shielded,
+    shielded_unless,
+)
 from txnkv.tables import Partitioning, ReadView, RowWatch, Schema, TableInfo, lookup
 from txnkv.topics import Hold
 from txnkv.transaction import (
@@ -56,7 +62,6 @@ from txnkv.transaction import (
     Retries,
     Transaction,
     TxnContext,
-    commit_protocols,
     name_taken,
 )
 
@@ -223,7 +228,7 @@ class Name:
         return None if self.row is None else Claim(self.row["id"], self.row["epoch"])
 
     def __init__(self) -> None:
-        self.lock = new_lock()
+        self.lock = new_rlock()  # a thread that commits may call what a program has to be told
 
     def find(self, connection: Connection, name: str) -> tuple[TableInfo, RowWatch]:
         """Return the table of names, and the row of this one in it."""
@@ -232,19 +237,22 @@ class Name:
             self._found = table, RowWatch(connection.instance.engine, table, name)
         return self._found
 
-    def end_last(self, name: str) -> None:
-        """See to it that the last one has ended."""
+    @property
+    def has_open(self) -> bool:
+        """The last one has not ended, as far as is known here."""
         last = None if self.last is None else self.last()
-        if last is None or last.local.ended:
-            return
-        error = name_taken(name)
+        return last is not None and not last.local.ended
 
-        def abort() -> None:
-            if not commit_protocols.abort_small(last, str(error), error):
-                _end(last.instance, name, int(last.id))
-
-        with suppress(InvalidTxnStateError):  # it is committed
-            commit_protocols.abort_behind(last, abort)
+    def abort_last(self) -> None:
+        """End the last one, if nobody is at it: the row refuses it, and who is at it may wait for
+        the caller.
+        """
+        last = None if self.last is None else self.last()
+        if last is not None and last.lock.acquire(False):
+            try:
+                last.lose_name(surely=True)
+            finally:
+                last.lock.release()
 
 
 def _follows(
@@ -256,10 +264,10 @@ def _follows(
 ) -> bool:
     """Tell whether it begins without any I/O: the one before was begun here, and has ended."""
     at: Name | None = connection.instance.names.get(name)
-    if at is None or at.row is None or told.parts is not None or at.lock.locked():
+    if at is None or at.row is None or told.parts is not None or not at.lock.acquire(False):
         return False
-    last = None if at.last is None else at.last()
-    return claims.get(name) == at.claim and (last is None or last.local.ended)
+    at.lock.release()
+    return claims.get(name) == at.claim and not at.has_open
 
 
 @shielded_unless(_follows)
@@ -278,6 +286,8 @@ def _begin_named(
         raise BusyError("it is more than is done in no time")
     with at.lock:
         known, row = (Claim(*claims[name]) if name in claims else None), told.seen or at.row
+        if at.has_open and told.parts is None:
+            row = None
         while True:
             if row is not None and known == (row["id"], row["epoch"]):
                 claim = Claim(*known)
@@ -285,7 +295,7 @@ def _begin_named(
                 raise BusyError("it is more than is done in no time")
             else:
                 row, claim = _hold(connection, name, known, told)
-            at.end_last(name)
+            at.abort_last()
             txn = NamedTransaction.begin(connection, **options)
             assert isinstance(txn, NamedTransaction)
             txn.name, txn.claim = name, claim
@@ -333,14 +343,17 @@ def _fence(connection: Connection, at: Name, txn: NamedTransaction, told: _Begin
     name, claim, row = txn.name, txn.claim, at.row
     assert claim is not None
 
-    def take(local: int) -> bool:
+    def forget() -> None:
         at.row = None
+
+    def take(local: int) -> bool:
+        forget()
         mine = _row(connection, name, claim, local, told.via)
         return _move(connection, row, mine) or names_table(connection).get(name) == mine
 
     context = txn.context
     table, watch = at.find(connection, name)
-    context.fence = Fence(context.instance.coordinator, name, watch, context.snapshot, take)
+    context.fence = Fence(context.instance.coordinator, name, watch, context.snapshot, take, forget)
     if told.parts is None:
         engine, view = connection.instance.engine, ReadView(context.snapshot)
         return lookup.get(engine, engine.row_writer(table), view, name) == row

@@ -360,6 +360,8 @@ def _move_after(context: TxnContext, error: BaseException) -> BaseException:
         context.reopen()
     else:
         context.local.move(Local.UNSURE)
+        if context.fence is not None:
+            context.fence.forget()
         unknown = CommitOutcomeUnknownError(str(error), int(context.id))
         unknown.__cause__ = error.__cause__
         return unknown
@@ -441,8 +443,8 @@ def make_sure(context: TxnContext) -> TxnState:
         return local.told
 
 
-def abort_small(context: TxnContext, reason: str, why: TxnkvError | None = None) -> bool:
-    """Forget what was written, because of an error perhaps. Twice is fine.
+def abort_small(context: TxnContext, reason: str) -> bool:
+    """Forget what was written. Twice is fine.
 
     A commit that is on its way is waited for; one that waits for a lock is given up.
 
@@ -465,7 +467,7 @@ def abort_small(context: TxnContext, reason: str, why: TxnkvError | None = None)
                 raise InvalidTxnStateError(f"cannot abort: transaction {context.id} is COMMITTED")
             if local.at is not Local.UNSURE and (attempt is None or not attempt.queued):
                 try:
-                    context.end(TxnState.ABORTED, reason, why)
+                    context.end(TxnState.ABORTED, reason)
                 finally:
                     if attempt is not None:
                         local.settle(attempt, None, context.not_open("commit"))

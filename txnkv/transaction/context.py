@@ -190,15 +190,15 @@ class TxnContext:
             if self.row.deadline is not None and past_timeout(self.row):
                 raise timed_out(self.row, what)
             if self.fence is not None:
-                self._require_name()
+                self.lose_name()
         if self.local.at not in (Local.IN_MEMORY, Local.STORED):
             raise self.not_open(what)
 
-    def _require_name(self) -> None:
-        """End it, if another transaction has its name."""
+    def lose_name(self, *, surely: bool = False) -> None:
+        """End it, if it is small and open, and another one has its name, as it has `surely`."""
         with self.lock:
-            fence = self.fence
-            if fence is not None and self.local.at is Local.IN_MEMORY and fence.is_lost:
+            fence = self.fence if self.local.at is Local.IN_MEMORY else None
+            if fence is not None and (surely or fence.is_lost):
                 self.end(TxnState.ABORTED, str(fence.error), fence.error)
 
     def look_open(self, what: str) -> None:
@@ -221,7 +221,7 @@ class TxnContext:
         """The row as it stands in status.db, or would."""
         if self.stored:
             return self.instance.coordinator.get(self.row.txn_id)
-        self._require_name()
+        self.lose_name()
         if past_timeout(self.row):
             with self.lock:
                 if self.local.at is Local.IN_MEMORY:

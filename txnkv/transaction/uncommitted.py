@@ -43,6 +43,7 @@ class Fence:
         row: of the name.
         since: the snapshot of the transaction.
         take: puts a transaction's id into the row; False where that is another one by now.
+        forget: has the next of the name write the row, which decides how a commit ended.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Fence:
         row: RowWatch,
         since: Timestamp,
         take: Callable[[int], bool],
+        forget: Callable[[], None],
     ) -> None:
         self._coordinator, self._name = coordinator, name
         self._row, self._since = row, since
-        self.take = take
+        self.take, self.forget = take, forget
 
     @property
     def error(self) -> ProducerFencedError:
