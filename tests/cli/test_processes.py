@@ -328,3 +328,70 @@ def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
             if info.state is txnkv.TxnState.OPEN:  # of the killed one: its heartbeats have ended
                 client.abort_transaction(info.id)
         assert client.table("t").count() == 1
+
+
+@pytest.fixture
+def few(store, run):
+    run("create", store, "t", "--schema", "id:int64", "--key", "id")
+    run("insert", store, "t", '{"id": 1}', '{"id": 2}')
+    with txnkv.connect(store) as client, client.snapshot() as then:
+        run("insert", store, "t", '{"id": 3}')
+        yield store, client.table("t"), str(int(then.timestamp))
+
+
+def _commands(store, then, file):
+    loaded = file("a.csv", "id\n7\n8\n")
+    return [
+        (("delete", store, "t", "-w", "id >= 2"), "2 rows had been deleted", "deleted", {1}),
+        (("insert", store, "t", "id=4"), "1 row had been written", "written", {1, 2, 3, 4}),
+        (("revert", store, "t", "--to", then), "1 row had been changed", "changed", {1, 2}),
+        (("load", store, "t", loaded), "2 rows had been loaded", "loaded", {1, 2, 3, 7, 8}),
+        (("produce", store, "e", "--transaction"), "1 message had been sent", "sent", {1, 2, 3}),
+    ]
+
+
+# Ctrl-C, as it comes out of the commit or of the output behind it.
+STOPPED = """
+import os, sys, txnkv
+from txnkv.__main__ import main
+from txnkv.cli import command_group, load, messages_commands, table_commands
+when, real = os.environ["WHEN"], txnkv.Transaction.commit
+
+def stop(*args):
+    if when in ("committed", "unknown"):
+        real(*args)
+    raise KeyboardInterrupt
+
+if when == "output":
+    load.tell = messages_commands.tell = table_commands.tell = stop
+else:
+    txnkv.Transaction.commit = stop
+if when == "unknown":
+    command_group._PATIENCE = 0.05
+    txnkv.Transaction.state = txnkv.TxnState.COMMIT_IN_PROGRESS
+main()
+"""
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("when", ["before", "committed", "output", "unknown"])
+def test_a_command_that_is_stopped_tells_how_its_commit_ended(which, when, few, file, run):
+    """It said that nothing was deleted, and all rows were gone."""
+    store, table, then = few
+    run("topics", "create", store, "e")
+    args, done, verb, there = _commands(store, then, file)[which]
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    command = [sys.executable, "-c", STOPPED, *map(str, args)]
+    process = subprocess.Popen(command, env={**os.environ, "WHEN": when}, **pipes)
+    out, err = (each.decode() for each in process.communicate(b"m\n", timeout=300))
+    assert (process.returncode, out) == (130, "")
+    if when == "before":
+        assert err.startswith(f"stopped; nothing was {verb}")
+        assert table.count() == 3
+        return
+    assert {row["id"] for row in table.scan(["id"]).to_arrow().to_pylist()} == there
+    if when == "unknown":
+        told = rf"stopped; whether anything was {verb} is not known here: `txnkv (.*)` may know\n"
+        assert re.fullmatch(told, err)[1].startswith(f"txn show {store} ")
+    else:
+        assert err == f"stopped; {done} by then, and stay\n"

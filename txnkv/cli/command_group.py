@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -23,6 +24,7 @@ from typing import IO, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+import txnkv
 from txnkv.errors import RowErrors, SchemaError, StoreNotFoundError, TxnkvError
 
 
@@ -137,6 +139,68 @@ def stopping(tell: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(f"stopped; {tell()}") from None
+
+
+class OneTransaction:
+    """The transaction in which a command does all, and what Ctrl-C tells of it.
+
+    Attributes:
+        wrote: what it writes, as "5 rows".
+
+    Args:
+        store: as it was given.
+        done: what is done, as "deleted".
+    """
+
+    wrote = "all"
+
+    def __init__(self, store: str, done: str) -> None:
+        self._store = store
+        self._done = done
+        self._txn: txnkv.Transaction | None = None
+        self._committed: bool | None = None
+
+    @contextmanager
+    def begin(self, client: txnkv.Client) -> Iterator[txnkv.Transaction]:
+        """Begin it; it is committed at the end of the block, and has no timeout."""
+        try:
+            with client.transaction(timeout=None) as self._txn:
+                yield self._txn
+            self._committed = True
+        except BaseException:
+            if self._txn is not None:
+                self._find_out(self._txn)  # now: later the client is closed
+            raise
+
+    def _find_out(self, txn: txnkv.Transaction) -> None:
+        """Ask for its state, which a commit that goes on by itself has soon."""
+        until = time.monotonic() + _PATIENCE
+        with suppress(TxnkvError):
+            state = txn.state
+            while state.committing and not state.decided and time.monotonic() < until:
+                time.sleep(0.01)
+                state = txn.state
+            if state.decided or not state.committing:
+                self._committed = state.committing
+
+    def stopped(self, nothing: str = "") -> str:
+        """Tell what is durable: all or nothing.
+
+        Args:
+            nothing: what there is to say more of nothing.
+        """
+        if self._txn is None or self._committed is False:
+            return f"nothing was {self._done}{nothing}"
+        if self._committed:
+            return f"{self.wrote} had been {self._done} by then, and stay"
+        ask = "`txnkv txn list`"
+        with suppress(TxnkvError):
+            ask = f"`txnkv txn show {self._store} {self._txn.id.local}`"
+        return f"whether anything was {self._done} is not known here: {ask} may know"
+
+
+_PATIENCE: Final = 5.0
+"""Seconds to wait for the outcome of a commit that was interrupted."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import parsing
-from txnkv.cli.command_group import stopping, words
+from txnkv.cli.command_group import OneTransaction, stopping, words
 from txnkv.cli.console import (
     bar,
     close_bytes,
@@ -111,36 +111,35 @@ def load(
         raise click.UsageError("--delimiter is one character")
     options = Options(format, delimiter, not no_header, nulls or ("",))
     target = LoadTarget(store, table, key, schema, [parsing.partition(text) for text in partitions])
-    with ExitStack() as stack:
+    done = _Load(store, table, operation)
+    with stopping(done.stopped), ExitStack() as stack:
         sources = target.open(stack, files, options, operation)
         client = stack.enter_context(txnkv.connect(store))  # made when it is missing
         made = target.make(client)
-        done = _Load(client, table, sources, operation)
         try:
-            with stopping(done.stopped):
-                timestamp, result, seconds = done.run()
+            timestamp, result, seconds = done.run(client, sources)
         except BaseException as error:
             if made:
                 _unmake(client, table)
             if isinstance(error, (TxnkvError, OSError, ValueError, pa.ArrowException)):
                 raise click.ClickException(done.failure(error)) from error
             raise
-    tell(
-        as_json,
-        {
-            "table": table,
-            "made": made,
-            "rows": done.rows,
-            "inserted": result.inserted,
-            "updated": result.updated,
-            "deleted": result.deleted,
-            "ignored": result.ignored,
-            "seconds": round(seconds, 6),
-            "commit_timestamp": int(timestamp),
-        },
-        f"{_summary(operation, result, table + (' (made)' if made else ''))} "
-        f"in {seconds:.2f} s, {rate(done.rows, seconds)}",
-    )
+        tell(
+            as_json,
+            {
+                "table": table,
+                "made": made,
+                "rows": done.rows,
+                "inserted": result.inserted,
+                "updated": result.updated,
+                "deleted": result.deleted,
+                "ignored": result.ignored,
+                "seconds": round(seconds, 6),
+                "commit_timestamp": int(timestamp),
+            },
+            f"{_summary(operation, result, table + (' (made)' if made else ''))} "
+            f"in {seconds:.2f} s, {rate(done.rows, seconds)}",
+        )
 
 
 def _summary(operation: str, result: txnkv.WriteResult, table: str) -> str:
@@ -251,23 +250,20 @@ def _unmake(client: txnkv.Client, table: str) -> None:
 class _Load:
     """One load: what it reads, and how far it is."""
 
-    def __init__(
-        self, client: txnkv.Client, table: str, sources: list[RowSource], operation: Operation
-    ) -> None:
+    def __init__(self, store: str, table: str, operation: Operation) -> None:
         self.rows = 0
-        self._client = client
         self._table = table
-        self._sources = sources
         self._operation = operation
-        self._txn: txnkv.Transaction | None = None
+        self._one = OneTransaction(store, "loaded")
 
-    def run(self) -> tuple[txnkv.Timestamp, txnkv.WriteResult, float]:
+    def run(
+        self, client: txnkv.Client, sources: Sequence[RowSource]
+    ) -> tuple[txnkv.Timestamp, txnkv.WriteResult, float]:
         """Read all, write all, commit."""
         begin = time.monotonic()
         total = txnkv.WriteResult()
-        with bar() as progress, self._client.transaction(timeout=None) as txn:
-            self._txn = txn
-            for source in self._sources:
+        with bar() as progress, self._one.begin(client) as txn:
+            for source in sources:
                 task = progress.add_task(source.name, total=source.total, note="")
                 result = txn.write(
                     self._table, self._reader(source, progress, task), self._operation
@@ -311,19 +307,16 @@ class _Load:
     def stopped(self) -> str:
         """Say what is durable after Ctrl-C: all or nothing."""
         read = plural(self.rows, "row")
-        if self._txn is not None and self._txn.state is txnkv.TxnState.COMMITTED:
-            return f"{read} had been loaded by then, and stay"
-        return f"nothing was loaded ({read} had been read)"
+        self._one.wrote = read
+        return self._one.stopped(f" ({read} had been read)")
 
     def failure(self, error: BaseException) -> str:
-        """Say what went wrong, and that nothing was loaded."""
+        """Say what went wrong, and what is durable: all or nothing."""
         hint = ""
         if isinstance(error, RowErrors) and self._operation in ("insert", "update", "delete"):
             present = "that are there" if self._operation == "insert" else "that are not there"
             hint = f"; --operation {self._operation}_ignore leaves out keys {present}"
-        return (
-            f"{words(error)}; nothing was loaded ({plural(self.rows, 'row')} had been read){hint}"
-        )
+        return f"{words(error)}; {self.stopped()}{hint}"
 
 
 # -- files -----------------------------------------------------------------------------

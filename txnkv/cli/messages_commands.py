@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, Final, Protocol, TypeAlias, cast
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import message_lines, parsing
-from txnkv.cli.command_group import given, stopping
+from txnkv.cli.command_group import OneTransaction, given, stopping
 from txnkv.cli.console import (
     bar,
     close_bytes,
@@ -81,7 +81,11 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator is empty; leave it out to send values alone")
     started = time.perf_counter()
-    with txnkv.connect(store, create=partitions is not None) as client:
+    done = _Produce(store, transaction)
+    with (
+        stopping(done.stopped),
+        txnkv.connect(store, create=partitions is not None) as client,
+    ):
         target = _target(client, topic, partitions, options)
         if partition is not None and partition >= target.partitions:
             raise click.UsageError(
@@ -89,16 +93,15 @@ def produce(
                 f"numbered from 0 to {target.partitions - 1}"
             )
         parse = _parser(target, as_json, key_separator, partition)
-        messages = _messages(files or ("-",), parse)
-        sent = _send_all(client, target, messages, transaction)
-    seconds = time.perf_counter() - started
-    # A rate of what somebody types says nothing.
-    fast = f" in {seconds:.2f} s, {rate(sent, seconds, 'message')}" if sent > 1000 else ""
-    tell(
-        as_json,
-        {"topic": topic, "sent": sent, "seconds": round(seconds, 6)},
-        f"sent {plural(sent, 'message')} to {topic}{fast}",
-    )
+        done.run(client, target, _messages(files or ("-",), parse))
+        seconds, sent = time.perf_counter() - started, done.sent
+        # A rate of what somebody types says nothing.
+        fast = f" in {seconds:.2f} s, {rate(sent, seconds, 'message')}" if sent > 1000 else ""
+        tell(
+            as_json,
+            {"topic": topic, "sent": sent, "seconds": round(seconds, 6)},
+            f"sent {plural(sent, 'message')} to {topic}{fast}",
+        )
 
 
 def _target(
@@ -163,29 +166,40 @@ def _opened(name: str) -> Iterator[BinaryIO]:
         close_bytes(file)
 
 
-def _send_all(
-    client: txnkv.Client, topic: txnkv.Topic, messages: Iterator[Lines], together: bool
-) -> int:
-    sent = 0
-    # No timeout: it lives as long as this process sends heartbeats.
-    to = client.new_transaction(timeout=None) if together else client.new_session()
+class _Produce:
+    """Sends messages, in one transaction or as they come.
 
-    def durable() -> str:
-        undone = isinstance(to, txnkv.Transaction) and to.state is not txnkv.TxnState.COMMITTED
-        return "nothing was sent" if undone else f"at least {plural(sent, 'message')} sent"
+    Attributes:
+        sent: how many, so far.
+    """
 
-    with stopping(durable), bar() as progress, to:
-        task = progress.add_task(topic.name, total=None, note="")
-        for some in messages:
-            if isinstance(some, list):
-                for row in some:
-                    to.send(topic, *row)
-            else:
-                to.send_batch(topic, some)
-            to.flush()
-            sent += len(some)
-            progress.update(task, note=plural(sent, "message"))
-    return sent
+    def __init__(self, store: str, together: bool) -> None:
+        self.sent = 0
+        self._one = OneTransaction(store, "sent") if together else None
+
+    def run(self, client: txnkv.Client, topic: txnkv.Topic, messages: Iterator[Lines]) -> None:
+        """Send them all."""
+        way: AbstractContextManager[txnkv.Transaction | txnkv.Session]
+        way = client.new_session() if self._one is None else self._one.begin(client)
+        with bar() as progress, way as to:
+            task = progress.add_task(topic.name, total=None, note="")
+            for some in messages:
+                if isinstance(some, list):
+                    for row in some:
+                        to.send(topic, *row)
+                else:
+                    to.send_batch(topic, some)
+                to.flush()
+                self.sent += len(some)
+                progress.update(task, note=plural(self.sent, "message"))
+
+    def stopped(self) -> str:
+        """Tell what is durable after Ctrl-C."""
+        some = plural(self.sent, "message")
+        if self._one is None:
+            return f"at least {some} sent"
+        self._one.wrote = some
+        return self._one.stopped()
 
 
 # -- consume ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import parsing
-from txnkv.cli.command_group import given, stopping
+from txnkv.cli.command_group import OneTransaction, given, stopping
 from txnkv.cli.conditions import constant, where, where_option
 from txnkv.cli.console import (
     confirm,
@@ -238,20 +238,24 @@ def revert(store: str, table: str, at: str, yes: bool, as_json: bool) -> None:
     first where the table had no rows then, as before it was made, or wants --yes where nobody can
     answer.
     """
-    with txnkv.connect(store, create=False) as client:
+    one = OneTransaction(store, "changed")
+    with stopping(one.stopped), txnkv.connect(store, create=False) as client:
         found = client.table(table)
         with given():
             when = client.timestamp_of(parsing.snapshot(at, "--to"))
-        with stopping(lambda: "nothing was changed"):
-            if not found.count(snapshot=when) and (rows := found.count()):
-                confirm(f"{table} had no rows then. Delete {plural(rows, 'row')} of now?", yes)
-            done = found.restore(when)
-    parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
-    tell(
-        as_json,
-        {"inserted": done.inserted, "updated": done.updated, "deleted": done.deleted},
-        f"{table} is as it was: {', '.join(parts)}, {done.deleted:,} deleted",
-    )
+        if not found.count(snapshot=when) and (rows := found.count()):
+            confirm(f"{table} had no rows then. Delete {plural(rows, 'row')} of now?", yes)
+        done = txnkv.WriteResult()
+        with one.begin(client) as txn:
+            if when < txn.snapshot:
+                done = found.restore(when, txn)
+            one.wrote = plural(done.inserted + done.updated + done.deleted, "row")
+        parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
+        tell(
+            as_json,
+            {"inserted": done.inserted, "updated": done.updated, "deleted": done.deleted},
+            f"{table} is as it was: {', '.join(parts)}, {done.deleted:,} deleted",
+        )
 
 
 # -- rows ------------------------------------------------------------------------------
@@ -331,7 +335,8 @@ def insert(
     if upsert and update:
         raise click.UsageError("give --upsert or --update, not both")
     op = "upsert" if upsert else "update" if update else "insert"
-    with txnkv.connect(store, create=False) as client:
+    one = OneTransaction(store, "written")
+    with stopping(one.stopped), txnkv.connect(store, create=False) as client:
         found = client.table(table)
         if rows and not rows[0].lstrip().startswith("{"):
             parsed: Iterator[dict[str, Any]] = iter([_assigned(rows, found.schema)])
@@ -340,19 +345,20 @@ def insert(
                 parsed = iter(list(_json_rows(rows, "row", found.schema)))
         else:
             parsed = _json_rows(open_bytes("-"), "line", found.schema)
-        with stopping(lambda: "nothing was written"), client.transaction(timeout=None) as txn:
+        with one.begin(client) as txn:
             session = txn.new_session()
             write: Callable[[Any, Any], None] = getattr(session, op)
             for row in parsed:
                 write(found, row)
             done = session.flush()
-    told = [f"inserted {plural(done.inserted, 'row')}"] if op != "update" else []
-    told += [f"updated {plural(done.updated, 'row')}"] if op != "insert" else []
-    tell(
-        as_json,
-        {"table": table, "inserted": done.inserted, "updated": done.updated},
-        f"{', '.join(told)} in {table}" if op != "insert" else f"{told[0]} into {table}",
-    )
+            one.wrote = plural(done.inserted + done.updated, "row")
+        told = [f"inserted {plural(done.inserted, 'row')}"] if op != "update" else []
+        told += [f"updated {plural(done.updated, 'row')}"] if op != "insert" else []
+        tell(
+            as_json,
+            {"table": table, "inserted": done.inserted, "updated": done.updated},
+            f"{', '.join(told)} in {table}" if op != "insert" else f"{told[0]} into {table}",
+        )
 
 
 @click.command()
@@ -371,11 +377,12 @@ def delete(
     """
     if bool(keys) == bool(conditions):
         raise click.UsageError("give KEYs, or conditions by --where; `txnkv drop` drops all")
-    with txnkv.connect(store, create=False) as client:
+    one = OneTransaction(store, "deleted")
+    with stopping(one.stopped), txnkv.connect(store, create=False) as client:
         found = client.table(table)
         wanted = [_key(text, found.schema) for text in keys]
         asked = where(conditions, found.schema)
-        with stopping(lambda: "nothing was deleted"), client.transaction(timeout=None) as txn:
+        with one.begin(client) as txn:
             if wanted:
                 session = txn.new_session()
                 for key in wanted:
@@ -385,11 +392,12 @@ def delete(
                 columns = list(found.schema.primary_key)
                 scan = found.scan(columns, asked, txn.snapshot)
                 deleted = txn.write(found, scan, "delete").deleted
-    tell(
-        as_json,
-        {"table": table, "deleted": deleted},
-        f"deleted {plural(deleted, 'row')} from {table}",
-    )
+            one.wrote = plural(deleted, "row")
+        tell(
+            as_json,
+            {"table": table, "deleted": deleted},
+            f"deleted {plural(deleted, 'row')} from {table}",
+        )
 
 
 # -- indexes ---------------------------------------------------------------------------
