@@ -13,6 +13,7 @@ from decimal import Decimal
 import pytest
 
 import txnkv
+from txnkv.cli import console
 
 
 def ids(run, store, *options):
@@ -39,6 +40,41 @@ def test_a_table_for_people_says_that_there_is_more(store, file, run):
     assert ran.err.startswith("the first 100 rows; --limit N shows more")
     assert len(run("scan", store, "t", "--limit", 150).out.splitlines()) == 152
     assert len(run("scan", store, "t", "--json").lines) == 200
+
+
+@pytest.mark.parametrize("command", ["scan", "query"])
+def test_more_columns_than_a_terminal_is_wide_are_pairs(command, store, run, monkeypatch):
+    """They were as narrow as a digit, and beyond 31 of them they were gone."""
+    if command == "query":
+        pytest.importorskip("duckdb")
+    monkeypatch.setattr(console, "_PIPE_WIDTH", 80)
+    for count, lines in ((8, 4), (11, 4), (24, 2 * 24 + 1), (41, 2 * 41 + 1)):
+        names, name = [f"c{i:02}" for i in range(count)], f"t{count}"
+        with txnkv.connect(store) as client:
+            table = client.create_table(name, txnkv.Schema(dict.fromkeys(names, "int64"), ["c00"]))
+            for id in (0, 1):
+                table.insert([id, *(i * 1000 for i in range(1, count))])
+        args = [name, "--ordered"] if command == "scan" else [f"SELECT * FROM {name} ORDER BY c00"]
+        out = run(command, store, *args).out
+        assert len(out.splitlines()) == lines
+        assert max(map(len, out.splitlines())) <= 80
+        for word in [*names, *(f"{i * 1000}" for i in range(1, count))]:
+            assert word in out.split()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_names_are_whole_in_narrow_terminals(width, store, run, monkeypatch):
+    monkeypatch.setattr(console, "_PIPE_WIDTH", width)
+    kinds = "id:int64,customer:string,note:string?,raw:binary?"
+    run("create", store, "customer_orders", "--schema", kinds, "--key", "id")
+    run("topics", "create", store, "customer_events")
+    tables, topics = run("tables", store).out, run("topics", "list", store).out
+    for out in (tables, topics):
+        assert max(map(len, out.splitlines())) <= width
+    if width > 20:
+        assert {"customer_orders", "tablets", "primary", "customer"} < set(tables.split())
+        assert {"customer_events", "partitions", "buffer", "marker"} < set(topics.split())
+    assert tables.replace("\n", "").replace(" ", "").count("binary?") == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TextIO
 from unicodedata import category
 
 import click
@@ -330,21 +330,67 @@ _TURNS: Final = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 def print_grid(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
 ) -> None:
-    """A table; the columns named in `right` are aligned to the right."""
+    """A table; the columns named in `right` are aligned to the right.
+
+    Where a terminal is too narrow for it, each row is names and values, one a line.
+    """
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
 
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     numbers = set(right)
-    for name in head:
-        grid.add_column(
-            Text(printable(name)), justify="right" if name in numbers else "left", overflow="fold"
-        )
-    for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
+    names, cells = [printable(name) for name in head], [list(map(printable, row)) for row in rows]
     console = out()
+    columns = [(name, *(row[i] for row in cells)) for i, name in enumerate(names)]
+    widths = _widths(columns, [name in numbers for name in head], console.width)
+    if widths is None:
+        for i, row in enumerate(cells):
+            if i:
+                click.echo()
+            print_pairs(zip(names, row, strict=True))
+        return
+    for name, printed, width in zip(head, names, widths, strict=True):
+        justify: Literal["right", "left"] = "right" if name in numbers else "left"
+        grid.add_column(Text(printed), justify=justify, overflow="fold", width=width)
+    for row in cells:
+        grid.add_row(*map(Text, row))
     console.print(grid, crop=False)
+
+
+_GAP: Final = 3
+"""Between two columns."""
+_LONG_WORD: Final = 24
+"""Longer ones may be broken, to have a table."""
+
+
+def _widths(columns: Sequence[Sequence[str]], whole: Sequence[bool], room: int) -> list[int] | None:
+    """Return how wide columns of these texts are in a table.
+
+    Args:
+        columns: names first.
+        whole: those with texts that are not broken, as numbers are.
+        room: of the table.
+
+    Returns:
+        None: names, numbers and words do not fit.
+    """
+    from rich.cells import cell_len
+
+    room -= _GAP * (len(columns) - 1)
+    least, widths = [], []
+    for texts, number in zip(columns, whole, strict=True):
+        longest = max(cell_len(line) for text in texts for line in text.split("\n"))
+        name = max(map(cell_len, texts[0].split()), default=0)
+        word = max((cell_len(word) for text in texts[1:] for word in text.split()), default=0)
+        least.append(max(1, name, word if number else min(word, _LONG_WORD)))
+        widths.append(max(1, min(longest, room)))
+    if sum(least) > room:
+        return None
+    while (over := sum(widths) - room) > 0:
+        widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+        widths[widest] -= min(over, max(1, (widths[widest] - least[widest]) // 8))
+    return widths
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
@@ -353,7 +399,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     from rich.text import Text
 
     grid = Grid.grid(padding=(0, 2))
-    grid.add_column(style="bold")
+    grid.add_column(style="bold", overflow="fold")
     grid.add_column(overflow="fold")
     for name, value in pairs:
         grid.add_row(Text(printable(name)), Text(printable(value)))
