@@ -21,6 +21,7 @@ from txnkv.cli.conditions import where, where_option
 from txnkv.cli.console import (
     bar,
     json_lines,
+    json_text,
     json_value,
     plural,
     print_grid,
@@ -265,8 +266,10 @@ def _export(kind: str, schema: pa.Schema, batches: Batches, output: str) -> None
 
 def _print_grid(table: pa.Table) -> None:
     numeric = [field.name for field in table.schema if _numeric(field.type)]
+    kinds = [field.type for field in table.schema]
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    print_grid(table.column_names, (list(map(_cell, row)) for row in rows), right=numeric)
+    cells = (list(map(_cell, row, kinds)) for row in rows)
+    print_grid(table.column_names, cells, right=numeric)
 
 
 def _numeric(kind: pa.DataType) -> bool:
@@ -275,14 +278,14 @@ def _numeric(kind: pa.DataType) -> bool:
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, kind: pa.DataType) -> str:
     if value is None:
         return ""
-    if isinstance(value, bytes):
-        return value.hex()
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (timedelta, pa.MonthDayNano)):
+    if isinstance(value, (list, dict)):
+        return json_text(json_value(value, kind))
+    if isinstance(value, (bytes, timedelta, pa.MonthDayNano)):
         value = json_value(value)
     return " ".join(str(value).splitlines()) if isinstance(value, str) else str(value)
 
@@ -337,8 +340,8 @@ def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
     for field in schema:
         if pa.types.is_binary(field.type) or pa.types.is_nested(field.type):
             raise ValueError(
-                f"column {field.name!r} is {field.type}: CSV cannot hold it; leave it out with "
-                "--columns, or write json, parquet or arrow"
+                f"column {field.name!r} is {field.type}: CSV cannot hold it; leave it out, "
+                "or write json, parquet or arrow"
             )
     texts = pa.schema([pa.field(field.name, _text_type(field.type)) for field in schema])
     with csv.CSVWriter(file, texts) as writer:
@@ -407,7 +410,7 @@ def _write_parquet(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
         except (OSError, pa.ArrowException) as error:
             raise ValueError(
                 f"column {field.name!r} is {field.type}: Parquet cannot hold it ({error}); leave "
-                "it out with --columns, or write json or arrow"
+                "it out, or write json or arrow"
             ) from None
     with parquet.ParquetWriter(file, schema) as writer:
         return _write_all(writer, batches)
