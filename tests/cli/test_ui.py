@@ -137,6 +137,9 @@ def test_the_page_shows_the_store_and_ends_what_holds_it_up(held, serve, until):
     status, _, text = ask(address, "GET", "/table?of=%3Cscript%3E")
     assert status == 400
     assert "<script>" in json.loads(text)["error"]
+    for name, kind in (("orders", "table"), ("events", "topic"), ("%20events", None), ("", None)):
+        status, _, text = ask(address, "GET", f"/find?of={name}")
+        assert (status, json.loads(text)) == (200, {"kind": kind})
 
     abort = f"/abort?of={held.id.local}"
     for method, path, headers, refused in (
@@ -160,6 +163,16 @@ def test_the_page_shows_the_store_and_ends_what_holds_it_up(held, serve, until):
     assert status == 200
     assert json.loads(text)
     until(lambda: not state()["view"]["held_up"], 300)
+
+
+def test_versions_are_exact_in_a_browser(store, until):
+    """Its numbers are not, beyond 2^53."""
+    with txnkv.connect(store) as client, client.transaction() as txn:
+        txn.mark_applied("daily", (1 << 53) + 1)
+    with Watched(str(store), 0.05) as watched:
+        until(lambda: watched.state(0)["view"], 300)
+        (daily,) = watched.state(0)["view"]["applications"]
+    assert daily["version"] == "9007199254740993"
 
 
 def test_read_only_has_no_token(store, serve):

@@ -2,7 +2,7 @@
 // Everything from the store is put in as text, never as HTML.
 const $ = (id) => document.getElementById(id);
 const token = document.querySelector("meta[name=token]").content;
-const count = (n) => Math.round(n).toLocaleString("en");
+const count = (n) => (typeof n === "string" ? BigInt(n) : Math.round(n)).toLocaleString("en"); // Text: it may pass 2^53.
 const rate = (n) => `${n.toLocaleString("en", { maximumFractionDigits: n < 10 ? 1 : 0 })}/s`;
 const length = (s) => (s == null ? "–" : s < 1 ? `≤ ${+(s * 1e3).toPrecision(3)} ms` : `≤ ${s} s`);
 function size(n) {
@@ -141,12 +141,15 @@ function show(view, ring) {
   const leader = view.leader_pid == null ? "no leader" : `leader ${view.leader_pid}`;
   $("about").textContent = `${new Date().toLocaleTimeString()} · ${size(view.files_bytes)} on disk · `
     + `${view.processes.length} writing · ${leader}`;
-  const key = document.activeElement?.dataset?.key; // What is drawn anew keeps the focus, and how far it is scrolled.
-  const down = new Map([...document.querySelectorAll("#grids .wide")].map((each) => [each.firstChild.ariaLabel, each.scrollTop]));
   $("now").replaceChildren(...now(view));
   $("plots").replaceChildren(...PLOTS.map((each) => plot(each, ring)));
-  $("grids").replaceChildren(...grids(view));
-  for (const each of document.querySelectorAll("#grids .wide")) each.scrollTop = down.get(each.firstChild.ariaLabel) ?? 0;
+  anew($("grids"), grids(view));
+}
+function anew(place, parts) { // What is drawn anew keeps the focus, and how far it is scrolled.
+  const key = document.activeElement?.dataset?.key, wide = () => [...place.querySelectorAll(".wide")];
+  const at = new Map(wide().map((each) => [each.firstChild.ariaLabel, [each.scrollLeft, each.scrollTop]]));
+  place.replaceChildren(...parts);
+  for (const each of wide()) each.scrollTo(...(at.get(each.firstChild.ariaLabel) ?? [0, 0]));
   if (key) [...document.querySelectorAll("[data-key]")].find((b) => b.dataset.key === key)?.focus({ preventScroll: true });
 }
 
@@ -176,7 +179,7 @@ function table(found) {
     else parts.push(el("p", { class: "note" }, "Ranges of keys, in their order; the other part of a bar is deleted rows, a line below it several versions of rows."),
       draw(sets.length * 14, `Key ranges of ${sets.length} row sets, as in the grid below`, shapes),
       grid(["row set", "first key", "last key", "#rows", "#deleted", "versions", "#size"], sets.map((s) =>
-        [`${s.id}`, s.first, s.last, count(s.rows), count(s.deleted), s.versioned ? "several" : "one", size(s.bytes)]), "Row sets"));
+        [`${s.id}`, s.first, s.last, count(s.rows), count(s.deleted), s.versioned ? "several" : "one", size(s.bytes)]), `Row sets of tablet ${tablet.id}`));
     if (tablet.count > sets.length) parts.push(el("p", { class: "note" }, `and ${count(tablet.count - sets.length)} more`));
   }
   return parts;
@@ -226,6 +229,7 @@ function topic(found) {
 let opened = null;
 async function open(kind, name) {
   opened = { kind, name };
+  $("drawing").replaceChildren(); // Another is seen from its top.
   $("h-detail").textContent = `${kind === "table" ? "Table" : "Topic"} ${name}`;
   $("detail").hidden = false;
   await redraw();
@@ -238,7 +242,7 @@ async function redraw() {
   const answer = await fetch(`/${asked.kind}?of=${encodeURIComponent(asked.name)}`).catch(() => null);
   const found = answer ? await answer.json() : { error: "the server does not answer" };
   if (asked !== opened) return; // Another was opened meanwhile, or it was shut.
-  $("drawing").replaceChildren(...(found.error ? [el("p", {}, `⚠ ${found.error}`)] : { table, topic }[asked.kind](found)));
+  anew($("drawing"), found.error ? [el("p", {}, `⚠ ${found.error}`)] : { table, topic }[asked.kind](found));
 }
 
 // -- actions --------------------------------------------------------------------------
@@ -306,11 +310,11 @@ $("shut").onclick = () => {
 };
 $("find").onsubmit = async (event) => {
   event.preventDefault();
-  const name = $("name").value.trim();
-  for (const kind of name ? ["table", "topic"] : []) {
-    const answer = await fetch(`/${kind}?of=${encodeURIComponent(name)}`).catch(() => null);
-    if (answer?.ok) return void ($("said").hidden = true, open(kind, name));
-  }
+  const name = $("name").value;
+  const answer = await fetch(`/find?of=${encodeURIComponent(name)}`).catch(() => null);
+  if (!answer?.ok) return void said("⚠ the server does not answer");
+  const { kind } = await answer.json();
+  if (kind) return void ($("said").hidden = true, open(kind, name));
   said(`⚠ no table or topic has the name “${name}”`);
 };
 $("no").onclick = () => $("ask").close();

@@ -200,6 +200,12 @@ class Watched:
             )
         return {"buffer": topic.buffer, "partitions": found}
 
+    def find(self, name: str) -> dict[str, Any]:
+        """Tell whether a table or a topic has a name, or neither."""
+        with self._mending:
+            kinds = {"table": self._client.tables, "topic": self._client.topics}
+            return {"kind": next((kind for kind, names in kinds.items() if name in names()), None)}
+
     def lost(self, part: str) -> dict[str, Any]:
         """Tell what is given up when a damaged part is made to work again, in lines.
 
@@ -341,6 +347,8 @@ def _cut(view: dict[str, Any]) -> dict[str, Any]:
         cut["counts"][name], cut[name] = len(largest), dict(largest[:_SENT])
     for name in ("transactions", "held_up", "subscriptions", "applications"):
         cut["counts"][name], cut[name] = len(view[name]), view[name][:_SENT]
+    # Text: numbers of JavaScript are exact to 2^53.
+    cut["applications"] = [{**e, "version": str(e["version"])} for e in cut["applications"]]
     return cut
 
 
@@ -390,6 +398,7 @@ def application(watched: Watched, address: str, token: str) -> Any:
         "state": lambda since: watched.state(float(since or 0)),
         "table": watched.table,
         "topic": watched.topic,
+        "find": watched.find,
     }
 
     def answer(request: Any) -> Response:
