@@ -101,29 +101,29 @@ def views(client: txnkv.Client, interval: float) -> Iterator[dict[str, Any]]:
         time.sleep(interval)
 
 
-def _numbers(client: txnkv.Client) -> tuple[float, dict[int, dict[str, Any]]]:
+def _numbers(client: txnkv.Client) -> tuple[float, dict[tuple[int, str], dict[str, Any]]]:
     return time.monotonic(), watch(client.instance.store.directory.runtime_path)
 
 
 def _rates(
     began: float,
-    before: Mapping[int, dict[str, Any]],
+    before: Mapping[tuple[int, str], dict[str, Any]],
     ended: float,
-    after: Mapping[int, dict[str, Any]],
+    after: Mapping[tuple[int, str], dict[str, Any]],
 ) -> dict[str, Any]:
     """Numbers a second and lengths of commits of the processes that are in both samples."""
     both = before.keys() & after.keys()
     seconds = max(ended - began, 1e-9)
     rates = {
-        name: sum(max(after[pid][name] - before[pid][name], 0) for pid in both) / seconds
+        name: sum(max(after[each][name] - before[each][name], 0) for each in both) / seconds
         for name in _RATES
     }
     lengths: Counter[float] = Counter()
-    for pid in both:
-        lengths.update(dict(after[pid]["commit_seconds"]["classes"]))
-        lengths.subtract(dict(before[pid]["commit_seconds"]["classes"]))
+    for each in both:
+        lengths.update(dict(after[each]["commit_seconds"]["classes"]))
+        lengths.subtract(dict(before[each]["commit_seconds"]["classes"]))
     return {
-        "processes": sorted(after),
+        "processes": sorted(pid for pid, _ in after),
         "per_second": rates,
         "commit_seconds": {"p50": _share(lengths, 0.5), "p99": _share(lengths, 0.99)},
         **{name: sum(each[name] for each in after.values()) for name in _SUMS},

@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,17 +114,19 @@ class _Published:
     """The file in which a process tells its numbers while somebody watches the store.
 
     A watcher touches `watched` now and then. Whoever finds that it was touched since its last round
-    writes `metrics-PID`; when nobody watches, that is a look at the times of a file each round.
+    writes `metrics-PID-NAME`, of a name that was drawn: processes of several containers may have
+    one PID. When nobody watches, that is a look at the times of a file each round.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._name = secrets.token_hex(8)
         self._seen: int | None = None
         self._told = False
 
     @property
     def _file(self) -> Path:
-        return self._folder / f"{_NUMBERS}{os.getpid()}"
+        return self._folder / f"{_NUMBERS}{os.getpid()}-{self._name}"
 
     def round(self, metrics: Metrics) -> None:
         """Tell the numbers, if somebody watches."""
@@ -132,7 +135,7 @@ class _Published:
             if touched == self._seen:
                 return
             self._seen, self._told = touched, True
-            part = self._folder / f"part-{os.getpid()}"
+            part = self._folder / f"{_PART}{os.getpid()}-{self._name}"
             make_private_file(part)
             part.write_text(json.dumps(metrics.snapshot()))
             part.replace(self._file)
@@ -146,30 +149,32 @@ class _Published:
 
 _WATCHED: Final = "watched"
 _NUMBERS: Final = "metrics-"
+_PART: Final = "part-"
 _FRESH: Final = 10 * 1_000_000_000
 """Nanoseconds for which a process that says nothing is taken for one that lives."""
 
 
-def watch(folder: Path) -> dict[int, dict[str, Any]]:
+def watch(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
     """Ask all processes that write to a store for their numbers, and return the last ones.
 
     Args:
         folder: `runtime` of the store.
 
     Returns:
-        `Metrics` by process id; those of a process come a second after the first call.
+        `Metrics` by process id and name; those of a process come a second after the first call.
     """
     found = {}
     with suppress(OSError):  # of a store that cannot be written to
         make_private_file(folder / _WATCHED)
         (folder / _WATCHED).touch()
         now = (folder / _WATCHED).stat().st_mtime_ns
-        for file in folder.glob(f"{_NUMBERS}*"):
-            with suppress(OSError, ValueError):
+        for file in (*folder.glob(f"{_NUMBERS}*"), *folder.glob(f"{_PART}*")):
+            with suppress(OSError, ValueError):  # of which parts have no number
                 if now - file.stat().st_mtime_ns > _FRESH:
                     file.unlink()
                 else:
-                    found[int(file.name.removeprefix(_NUMBERS))] = json.loads(file.read_text())
+                    pid, _, name = file.name.removeprefix(_NUMBERS).partition("-")
+                    found[int(pid), name] = json.loads(file.read_text())
     return found
 
 
@@ -277,6 +282,7 @@ class Maintenance:
         for beside in self._beside:
             beside.forget_thread()
         self._stop = new_event()
+        self._published = _Published(self._store.directory.runtime_path)
         self.lease = Lease(self._store)
 
     @shielded
