@@ -178,7 +178,7 @@ def test_the_programs_and_the_commands_in_the_howto(tmp_path):
         "{'compression': 'zstd', 'retention_seconds': 7200, 'retention_bytes': None, "
         "'retain_unacknowledged': True, 'cleanup': 'delete', 'tombstone_seconds': 86400.0}",
         "{0: 0}",
-        "[7]",
+        "[6]",
         "True",
         "7",
         "[1]",
