@@ -558,3 +558,34 @@ def test_a_merge_takes_no_reader_for_each_row_set(
     opened = tablet.environment()._lmdb
     assert opened is not None
     assert opened.env.info()["num_readers"] <= 4  # the most that there were
+
+
+def test_a_read_that_is_broken_off_leaves_nothing_to_the_collector(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in any thread, the main one too, where an alarm that comes just then is lost."""
+    table = client.create_table("wide", txnkv.Schema({"k": "int64", "v": "int64"}, ["k"]))
+    count = 600_000
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"k": range(count), "v": range(count)}))
+
+    def reading() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("txnkv-scan")]
+
+    def interrupted() -> None:
+        assert reading()
+        raise RuntimeError("nobody waits any more")
+
+    monkeypatch.setattr("txnkv.tables.read.scan.go_on", interrupted)
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="nobody waits") as kept:
+            table.scan().to_arrow()
+        give_up = time.monotonic() + 60
+        while reading():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        assert kept.tb is not None  # which has the frames that were broken off
+    finally:
+        gc.enable()

@@ -14,9 +14,9 @@ from being removed when a flush or a compaction has replaced them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
@@ -47,6 +47,7 @@ from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, Tablet, TabletView, until_there
 
+Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 _FEW: Final = 8
 """Below one row that is wanted for so many, its other columns are read by themselves."""
 
@@ -74,23 +75,24 @@ class Plan:
     limit: int | None = None
 
     def batches(self, threads: int = 1) -> Iterator[pa.RecordBatch]:
-        """The rows. With `threads` above 1 blocks are read ahead."""
+        """The rows; with `threads` above 1 blocks are read ahead."""
         left = self.limit
         if self.ordered:  # a limit is mostly a few of the first rows
             source = self._ordered(threads if left is None else 1)
         else:
             source = self._in_turn(self.parts, threads)
-        for batch in source:
-            go_on()
-            if left is None:
-                yield batch
-                continue
-            if left <= 0:
-                return
-            yield batch.slice(0, left) if batch.num_rows > left else batch
-            left -= batch.num_rows
+        with closing(source):  # here, and not by the collector in some other thread
+            for batch in source:
+                go_on()
+                if left is None:
+                    yield batch
+                    continue
+                if left <= 0:
+                    return
+                yield batch.slice(0, left) if batch.num_rows > left else batch
+                left -= batch.num_rows
 
-    def _in_turn(self, parts: Sequence[Source], threads: int) -> Iterator[pa.RecordBatch]:
+    def _in_turn(self, parts: Sequence[Source], threads: int) -> Batches:
         """The rows of parts one after the other, in the order of each."""
         if threads <= 1 or sum(part.blocks for part in parts) <= _AHEAD:
             for unit in self.units(parts):
@@ -112,8 +114,7 @@ class Plan:
                 if batch is not None:
                     yield batch
         finally:
-            # Not waited for: what was broken off is dropped by the collector, in any thread, which
-            # may have the lock that they want.
+            # Not waited for: what was broken off may be dropped by whoever has the lock they want.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
@@ -176,7 +177,7 @@ class Plan:
 
     # -- key order ---------------------------------------------------------------------
 
-    def _ordered(self, threads: int) -> Iterator[pa.RecordBatch]:
+    def _ordered(self, threads: int) -> Batches:
         for cluster in clusters(self.parts):
             if len(cluster) == 1:
                 yield from self._in_turn(cluster, threads)
