@@ -512,6 +512,7 @@ def test_a_callback_that_begins_under_the_name_of_its_transaction(
 ) -> None:
     """It was called with the name's lock held, by who ended the one before."""
     client.new_transaction(name="n").rollback()
+    other = client.create_table("other", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     first = client.new_transaction(name="n")
     first.insert(table, (1, "never"))
     holder = client.new_transaction(locking="partition")
@@ -522,14 +523,15 @@ def test_a_callback_that_begins_under_the_name_of_its_transaction(
     def again(done: Any) -> None:
         assert isinstance(done.exception(), ProducerFencedError)
         with client.transaction(name="n") as txn:
-            txn.insert(table, (2, "a"))
+            txn.insert(other, {"id": 2})
         called.set()
 
     pending.add_done_callback(again)
     client.new_transaction(name="n")
     holder.commit()
     assert called.wait(60)
-    assert keys(client) == [2, 5]
+    assert keys(client) == [5]
+    assert other.count() == 1
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -553,3 +555,35 @@ def test_one_whose_commit_broke_off(client: txnkv.Client, table: txnkv.Table, ke
         txn.insert(table, (2, "a"))
     assert keys(client) == [*seen, 2]
     assert (held is not None) == kept
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_begin_within_a_begin(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """As of a finalizer of the program's: the inner one counts and is seen, or is refused."""
+    client.new_transaction(name="n").rollback()
+    begin, inner = attempts.NamedTransaction.begin, []
+
+    def begins(*args: Any, **options: Any) -> Any:
+        txn = begin(*args, **options)
+        if not inner:
+            inner.append(None)
+            inner[0] = client.new_transaction(name="n")
+            inner[0].insert(table, (1, "inner"))
+            if ended:
+                inner[0].commit()
+        return txn
+
+    with ThreadPoolExecutor(1) as others:  # a call there is none of those that are put off
+        with monkeypatch.context() as patch:
+            patch.setattr(attempts.NamedTransaction, "begin", begins)
+            txn = others.submit(client.new_transaction, name="n").result()
+        seen = [row["id"] for row in txn.scan(table)]
+        txn.insert(table, (2, "outer"))
+        txn.commit()
+    if not ended:
+        with pytest.raises(ProducerFencedError):
+            inner[0].commit()
+    assert seen == ([1] if ended else [])
+    assert keys(client) == [*seen, 2]

@@ -169,7 +169,10 @@ class OneTransaction:
             self._committed = True
         except BaseException:
             if self._txn is not None:
-                self._find_out(self._txn)  # now: later the client is closed
+                try:
+                    self._find_out(self._txn)  # now: later the client is closed
+                except KeyboardInterrupt:
+                    self._find_out(self._txn)
             raise
 
     def _find_out(self, txn: txnkv.Transaction) -> None:

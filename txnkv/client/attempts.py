@@ -216,8 +216,10 @@ class Name:
         lock: held by who begins under it.
         row: of the name, where it has the id of no transaction; None: it has to be looked up.
         last: the transaction that was begun last.
+        begun: how often one was.
     """
 
+    begun = 0
     row: _Row = None
     last: Callable[[], TxnContext | None] | None = None
     _found: tuple[TableInfo, RowWatch] | None = None
@@ -296,12 +298,14 @@ def _begin_named(
             else:
                 row, claim = _hold(connection, name, known, told)
             at.abort_last()
+            at.begun = number = at.begun + 1
             txn = NamedTransaction.begin(connection, **options)
             assert isinstance(txn, NamedTransaction)
             txn.name, txn.claim = name, claim
             try:
                 at.row, at.last = row, weakref.ref(txn.context)
-                if _fence(connection, at, txn, told):
+                # A finalizer of the program's may have begun another one in between.
+                if at.begun == number and _fence(connection, at, txn, told):
                     claims[name] = claim
                     return txn
             except BaseException:

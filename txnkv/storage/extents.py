@@ -405,6 +405,7 @@ def frees_left_slots(env: Any) -> bool:
     """
     if not any(int(line.split()[0]) == os.getpid() for line in env.readers().splitlines()[1:]):
         return False
+    env.reader_check()  # those of other dead processes may have taken all
     with closing(env), env.begin():
         return True
 
