@@ -293,7 +293,7 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
     def row_set(self: Tablet, info: RowSetInfo) -> RowSet:
         if not raised:
             raised.append(info)
-            raise RowSetRetired
+            raise RowSetRetired(f"row set {info.id}")
         return real(self, info)
 
     def reload(self: Tablet) -> TabletState:

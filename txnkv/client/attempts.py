@@ -13,11 +13,13 @@ was stored, open or ended; or an id that no transaction has, of the process that
     client A   txn 12 commits     ProducerFencedError
                begin "billing"    its epoch is 0, and 1 is there: ProducerFencedError, for good
 
-The one before is at its end, and what it committed is visible, before the snapshot of the next one
-is taken: a small one of this process is ended in memory (`Name`), one of another is refused by the
-row. That is moved from what was seen to what is to be, in a transaction of its own, and has no
-value twice: of two who begin at once, one is the later one and ends the other. A transaction that
-is stored and killed before the row has its id has done nothing, and ends with its keepalive time.
+What the one before has committed is visible before the snapshot of the next one is taken. If it is
+open it can commit no more by then: a stored one is ended, a small one is refused by the row, and no
+begin waits for it. The row is moved from what was seen to what is to be, in a transaction of its own,
+and has no value twice: of two who begin at once, one is the later one. Where the one before was
+begun in this process and has ended (`Name`), the row stays as it is, and nothing is written. A
+transaction that is stored and killed before the row has its id has done nothing, and ends with its
+keepalive time.
 
 This is the transactional id of Kafka, whose clients have the same names: number and epoch of a row
 are those of the producer, and `via` says for whose clients it was claimed.
