@@ -15,9 +15,9 @@ was stored, open or ended; or an id that no transaction has, of the process that
 
 What the one before has committed is visible before the snapshot of the next one is taken. If it is
 open it can commit no more by then: a stored one is ended, a small one is refused by the row, and no
-begin waits for it. The row is moved from what was seen to what is to be, in a transaction of its own,
-and has no value twice: of two who begin at once, one is the later one. Where the one before was
-begun in this process and has ended (`Name`), the row stays as it is, and nothing is written. A
+begin waits for it. The row is moved from what was seen to what is to be, in a transaction of its
+own, and has no value twice: of two who begin at once, one is the later one. Where the one before
+was begun in this process and has ended (`Name`), the row stays, and nothing is written. A
 transaction that is stored and killed before the row has its id has done nothing, and ends with its
 keepalive time.
 
