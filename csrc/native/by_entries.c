@@ -3,8 +3,6 @@
 #include "common/bytes.h"
 #include "native/reader.h"
 
-enum { MOST_BYTES = 1 << 20 }; /* of the rows */
-
 /* The row of an entry's key, of which the row's own key stands behind `skip` bytes. */
 static PyObject *row_of_entry(reader_t *self, slice_t entry, size_t skip, uint64_t snapshot,
                               row_bytes_t *key, row_bytes_t *row) {
@@ -37,7 +35,7 @@ static PyObject *rows_of_entries(reader_t *self, const published_range_t *entrie
         const slice_t entry = {range->keys + range->ends[i], range->ends[i + 1] - range->ends[i]};
         PyObject *found = row_of_entry(self, entry, skip, entries->snapshot, &key, &row);
         bytes += row.len;
-        if (found == Py_NotImplemented || (found != NULL && bytes > MOST_BYTES)) {
+        if (found == Py_NotImplemented || (found != NULL && bytes > PUBLISHED_MOST_BYTES)) {
             Py_DECREF(found);
             Py_DECREF(made);
             made = Py_NewRef(Py_NotImplemented);

@@ -8,7 +8,6 @@
 #include "common/bytes.h"
 
 #define NO_NUMBER UINT64_MAX
-#define MOST_BYTES ((size_t)1 << 20) /* of the rows of a range */
 
 struct published {
     PyObject_HEAD
@@ -157,7 +156,7 @@ static published_status_t look_for_range(published_t *self, void *of) {
             status = take(asked->rows, found->entry->row, found->entry->row_len);
         }
         if (status != PUBLISHED_FOUND) return status;
-        if (asked->rows->len > MOST_BYTES) return PUBLISHED_MISS; /* not all of it under the GIL */
+        if (asked->rows->len > PUBLISHED_MOST_BYTES) return PUBLISHED_MISS;
         asked->ends[i] = asked->rows->len;
     }
     return PUBLISHED_FOUND;

@@ -34,6 +34,7 @@ typedef enum {
 /* Words of `shown`, which the commit log writes: its docstring tells of them. */
 enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, APPLIED = 4, SHOWN_WORDS = 5 };
 
+#define PUBLISHED_MOST_BYTES ((size_t)1 << 20) /* of rows that are read together under the GIL */
 #define PUBLISHED_LATEST UINT64_MAX /* as a snapshot: the latest there is */
 
 /* Appends the bytes of the row with this key to `row`; own NULL: no writes of a transaction. */
@@ -61,7 +62,8 @@ published_status_t published_find_range(published_t *published, published_range_
 int published_range_init(published_range_t *asked, row_bytes_t *rows);
 void published_range_free(published_range_t *asked);
 
-/* The same of the rows in between as a caller of Python gives bounds, a number and a snapshot. */
+/* Takes two bounds, `most` and a snapshot from the arguments of a call in Python; -1 with an error
+ * set. */
 int published_range_of(PyObject *const *args, published_range_t *out);
 
 /* The published tablet that an object is, else NULL with an error set. */

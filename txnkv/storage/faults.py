@@ -187,6 +187,10 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
         return CorruptionError(f"LMDB environment {path} is damaged: {error}. Restore a backup")
     if isinstance(error, lmdb.VersionMismatchError):
         return IncompatibleStoreError(f"LMDB environment {path} is of another LMDB: {error}")
+    if isinstance(error, lmdb.ReadersFullError):
+        return UnavailableError(
+            f"{path}: all reader slots are taken; end some processes that read, or try again"
+        )
     code = errno_of(error)
     if code in NO_DESCRIPTOR_ERRNOS:
         return no_descriptor(path)

@@ -203,13 +203,7 @@ class OpenLmdb:
             return self.env.begin(buffers=True)
         except lmdb.ReadersFullError:
             self.env.reader_check()
-        try:
-            return self.env.begin(buffers=True)
-        except lmdb.ReadersFullError as error:
-            raise UnavailableError(
-                f"{self.path}: all {self.env.max_readers()} reader slots are taken by live "
-                "readers; end some, or try again"
-            ) from error
+        return self.env.begin(buffers=True)
 
     def _begin_write(self, *, wait: bool = True) -> Any:
         if not self.writable:

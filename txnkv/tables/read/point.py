@@ -363,7 +363,8 @@ def by_entries(
     they are many, or to be looked for in Python.
     """
     ends_with_key = index.beside == index.columns and not index.info.unique
-    if not ends_with_key or view.own or view.reads is not None or view.txn_id is not None:
+    alone = view.own is None and view.reads is None and view.txn_id is None
+    if not (ends_with_key and alone):
         return None
     tablet = index.tablet
     low = tablet.codec.encode_prefix(values)
