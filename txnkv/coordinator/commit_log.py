@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import apsw
@@ -43,12 +43,7 @@ from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp, following, reach, stamp_of
 from txnkv.coordinator.payload import LogMember, PayloadError, Section
 from txnkv.coordinator.status_schema import one_whole
-from txnkv.errors import (
-    CorruptionError,
-    StorageFullError,
-    TxnkvError,
-    UnavailableError,
-)
+from txnkv.errors import CorruptionError, StorageFullError, TxnkvError, UnavailableError
 from txnkv.metrics import Metrics
 from txnkv.storage import (
     GATE,
@@ -92,13 +87,7 @@ class CommitLog:
     def __init__(
         self, store: Store, metrics: Metrics, on_commit: Callable[[], None] = lambda: None
     ) -> None:
-        """Begins with empty memory; the first look fills it.
-
-        Args:
-            store: the store.
-            metrics: where commits and looks are counted.
-            on_commit: called after each group of commits.
-        """
+        """Begins with empty memory; `on_commit` is called after each group of commits."""
         self._status = store.status
         self.runtime = store.runtime
         self._metrics = metrics
@@ -388,7 +377,7 @@ class CommitLog:
         return written[1]
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
-        """Commit as `commit` does, on the library's thread: any number may be under way at once."""
+        """`commit` on the library's thread: any number may be under way at once."""
         return self.queue.submit(commit)
 
     def _commit_group(self, group: list[CommitRequest], wait: bool) -> None:
@@ -399,11 +388,8 @@ class CommitLog:
             self._make_durable(number, last)
 
     def _make_durable(self, number: int | None, last: Timestamp) -> None:
-        """See to it that a group is on the disk, and that this is known.
-
-        Args:
-            number: the change number after it; None where another thing came between.
-            last: the highest stamp of the group.
+        """See to it that a group is on the disk, and that this is known; `number`: as it was after
+        it, None where another thing came between; `last`: the highest stamp of the group.
         """
         try:
             self._status.sync()
@@ -421,6 +407,20 @@ class CommitLog:
             self._show()
         if self.sleepers:
             self.wake()
+
+    @contextmanager
+    def write_beside(self) -> Iterator[apsw.Cursor]:
+        """Write to status.db, unsynced, nothing that is in memory here: what is known stays so."""
+        with self._status.write(sync=False) as cur:
+            number = self.runtime.change_number()
+            yield cur
+        with self.lock:
+            if number is not None and number == self._current:
+                self._after = None if self._after != number else number + 2
+                self._current = number + 2
+                if self._known is not None and self._known[0] == number:
+                    self._known = number + 2, self._known[1]
+                    self._show()
 
     def wake(self) -> None:
         """Wake the sleepers: something is durable, here or in a log."""

@@ -213,3 +213,29 @@ class Acked:
         for partition_id, position in self.positions.items():
             found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
         return found
+
+
+@dataclass
+class Cursor:
+    """The cursor of one partition, in memory.
+
+    Attributes:
+        mark: all below is deleted.
+        deleted: what is deleted beyond.
+    """
+
+    mark: int
+    deleted: Ranges = field(default_factory=Ranges)
+
+    def __contains__(self, offset: int) -> bool:
+        """Tell whether an offset is deleted."""
+        return offset < self.mark or offset in self.deleted
+
+    def first_in(self, first: int, last: int) -> int | None:
+        """Return the first offset of [first, last) that is deleted; None where none is."""
+        return first if first < min(self.mark, last) else self.deleted.first_in(first, last)
+
+    def delete(self, first: int, last: int) -> None:
+        """[first, last) is deleted."""
+        self.deleted.add(max(first, self.mark), last)
+        self.mark = self.deleted.pop_from(self.mark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
@@ -114,6 +114,27 @@ class SubscriptionInfo:
         for number in numbers:
             if not 0 <= number < count:
                 raise OffsetOutOfRangeError(f"{self} has partitions 0 to {count - 1}, not {number}")
+
+    def by_partition(
+        self, ids: Sequence[tuple[int, int]], *, cumulative: bool
+    ) -> dict[int, list[int]]:
+        """Return offsets in order, by partition number; of a cumulative ack the highest.
+
+        Raises:
+            OffsetOutOfRangeError: as `require_partitions`.
+        """
+        if len(ids) == 1 and 0 <= ids[0][0] < len(self.topic.partitions):
+            number, offset = ids[0]
+            return {number: [offset]}
+        found: dict[int, set[int]] = {number: set() for number, _ in ids}
+        if len(found) == 1:
+            found[ids[0][0]] = {offset for _, offset in ids}
+        for number, offset in ids if len(found) > 1 else ():
+            found[number].add(offset)
+        self.require_partitions(found)
+        if cumulative:
+            return {number: [max(offsets)] for number, offsets in found.items()}
+        return {number: sorted(offsets) for number, offsets in found.items()}
 
     @property
     def reads_otherwise(self) -> bool:

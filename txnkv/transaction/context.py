@@ -448,11 +448,12 @@ class TxnContext:
             except AckConflictError as error:
                 self._abort_for_all(error)
                 raise
+            except BusyError:  # it did nothing
+                raise
             except (StorageFullError, UnavailableError):
                 self._unsure_acks += (call,)
                 raise
-            if again:
-                self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
+            self._unsure_acks = tuple(one for one in self._unsure_acks if one != call)
             self.settle_if_possible()
             if follows and len(ids) == 1 and self.may_be_small and not self.local.ending:
                 self.local.acks = self._parts().outbox.more_acks(info, ids[0], self.local.acks)
@@ -548,9 +549,8 @@ class TxnContext:
         return error
 
     def begin_to_commit(self) -> tuple[Attempt, SmallCommit | None]:
-        """Take what is in memory for the commit log: nothing comes in any more. None when there
-        is nothing; the transaction has ended then, for its snapshot holds by itself. Under the
-        lock.
+        """Take what is in memory for the commit log, under the lock: nothing comes in any more.
+        None when there is nothing; it has ended then, for its snapshot holds by itself.
         """
         if self.local.acks is not None:
             self.local.withdraw()

@@ -47,6 +47,7 @@ Acks: TypeAlias = tuple[SubscriptionInfo, list[tuple[int, int]], bool]
 
 _SMALL_BYTES: Final = 1 << 20
 _FEW: Final = 8
+_FEW_ACKS: Final = 500
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0
 _BUFFERS: Final = 4
@@ -56,12 +57,10 @@ _TEXT: Final = frozenset({str, bytes})
 _NESTED: Final = frozenset({tuple, list})
 
 
-def _acks_wait_in_memory(context: TxnContext, subscription: object) -> bool:
-    """Tell whether acks of a transaction are written nowhere before it commits."""
-    info = getattr(subscription, "info", subscription)
-    if context.stored or not isinstance(info, SubscriptionInfo) or info.leased:
-        return False
-    return context.instance.topics.local.exclusive(info.id) is not None
+def _acks_end_soon(context: TxnContext, message: object) -> bool:
+    """Tell whether acks of a transaction are few, and written with nothing else."""
+    few = not isinstance(message, list | tuple) or len(message) <= _FEW_ACKS
+    return few and not context.stored and not context.unsettled
 
 
 def size_of(values: Iterable[Any]) -> int:
@@ -281,7 +280,7 @@ class SessionRows:
         if self._left is not None:
             self._left[0] = 0
 
-    @shielded_unless(lambda self, _, context, to, *__: _acks_wait_in_memory(context, to))
+    @shielded_unless(lambda self, _, context, to, message, __: _acks_end_soon(context, message))
     def acknowledge(
         self,
         connection: Connection,

@@ -5,6 +5,6 @@ exclusive    the same, in the memory of the process that has the one consumer of
 """
 
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.acks.ack_rows import NONE, Cursor, Holder
+from txnkv.topics.acks.ack_rows import NONE, Holder
 from txnkv.topics.acks.exclusive import Exclusive, HeldAcks
-from txnkv.topics.ranges import Acked, Held
+from txnkv.topics.ranges import Acked, Cursor, Held

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -46,34 +45,8 @@ import apsw
 from txnkv.coordinator import one
 from txnkv.errors import AckConflictError
 from txnkv.storage import Store, clock
-from txnkv.topics.ranges import Held, Ranges
+from txnkv.topics.ranges import Cursor, Held, Ranges
 from txnkv.topics.subscription_catalog import SubscriptionInfo
-
-
-@dataclass
-class Cursor:
-    """The cursor of one partition, in memory.
-
-    Attributes:
-        mark: all below is deleted.
-        deleted: what is deleted beyond.
-    """
-
-    mark: int
-    deleted: Ranges = field(default_factory=Ranges)
-
-    def __contains__(self, offset: int) -> bool:
-        """Tell whether an offset is deleted."""
-        return offset < self.mark or offset in self.deleted
-
-    def first_in(self, first: int, last: int) -> int | None:
-        """Return the first offset of [first, last) that is deleted; None where none is."""
-        return first if first < min(self.mark, last) else self.deleted.first_in(first, last)
-
-    def delete(self, first: int, last: int) -> None:
-        """[first, last) is deleted."""
-        self.deleted.add(max(first, self.mark), last)
-        self.mark = self.deleted.pop_from(self.mark)
 
 
 def load_cursors(cur: apsw.Cursor, subscription_id: int) -> dict[int, Cursor]:
@@ -129,6 +102,19 @@ def deleted_in(
             break
         found.add(max(low, first), min(high, last))
     return found
+
+
+def any_from(cur: apsw.Cursor, subscription_id: int, partition_id: int, offset: int) -> bool:
+    """Tell whether anything from an offset on is deleted, or an ack of it pending."""
+    (found,) = one(
+        cur,
+        "SELECT EXISTS (SELECT 1 FROM cursors WHERE subscription_id = ?1 AND partition_id = ?2 "
+        "AND mark_delete > ?3) OR ifnull((SELECT last FROM acked_ranges WHERE subscription_id = ?1 "
+        "AND partition_id = ?2 ORDER BY first DESC LIMIT 1) > ?3, 0) OR EXISTS (SELECT 1 FROM "
+        "pending_acks WHERE subscription_id = ?1 AND partition_id = ?2 AND last > ?3)",
+        (subscription_id, partition_id, offset),
+    )
+    return bool(found)
 
 
 def delete(
@@ -187,34 +173,6 @@ def is_unbroken(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> bo
     return found is None
 
 
-def raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> int:
-    """Delete in all subscriptions what a log has lost to retention.
-
-    Returns:
-        How many cursors it moved.
-    """
-    behind = [
-        subscription_id
-        for (subscription_id,) in cur.execute(
-            "SELECT subscription_id FROM cursors WHERE partition_id = ? AND mark_delete < ?",
-            (partition_id, start),
-        )
-    ]
-    for subscription_id in behind:
-        delete(cur, subscription_id, partition_id, 0, start)
-        cur.execute(
-            "UPDATE cursors SET dispatched = max(dispatched, ?) WHERE subscription_id = ? "
-            "AND partition_id = ?",
-            (start, subscription_id, partition_id),
-        )
-        cur.execute(
-            "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message < ?",
-            (subscription_id, partition_id, start),
-        )
-        bump(cur, subscription_id)
-    return len(behind)
-
-
 def seek(cur: apsw.Cursor, subscription_id: int, partition_id: int, offset: int) -> None:
     """All below an offset is deleted and nothing else, as if nothing had been delivered yet."""
     key = (subscription_id, partition_id)
@@ -229,8 +187,11 @@ def seek(cur: apsw.Cursor, subscription_id: int, partition_id: int, offset: int)
 
 
 def bump(cur: apsw.Cursor, subscription_id: int) -> None:
-    """Have an exclusive consumer read again what it remembers."""
-    cur.execute("UPDATE subscriptions SET version = version + 1 WHERE id = ?", (subscription_id,))
+    """Have an exclusive consumer read again what it remembers, where there are no leases."""
+    cur.execute(
+        "UPDATE subscriptions SET version = version + 1 WHERE id = ? AND NOT leased",
+        (subscription_id,),
+    )
 
 
 CUMULATIVE = -1
@@ -441,22 +402,41 @@ def _insert(
     first: int,
     last: int,
 ) -> None:
+    expires = None if holder.stored else holder.expires
     cur.execute(
-        "INSERT INTO pending_acks (subscription_id, partition_id, txn_id, first, last, stored, "
+        "INSERT INTO pending_acks (subscription_id, partition_id, first, last, txn_id, stored, "
         "slot, start, expires, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            info.id,
-            partition_id,
-            holder.txn_id,
-            first,
-            last,
-            holder.stored,
-            holder.slot,
-            holder.start,
-            None if holder.stored else holder.expires,
-            holder.hold,
-        ),
+        (info.id, partition_id, first, last, *holder._replace(expires=expires)),
     )
+
+
+def register_own(
+    cur: apsw.Cursor,
+    info: SubscriptionInfo,
+    partition_id: int,
+    offset: int,
+    holder: Holder,
+    *,
+    first: bool,
+) -> int | None:
+    """Note the ack of one message, if its lease is this process's and no ack is pending: then it is
+    there, and nobody else's, and nothing refuses it. Answers as `register`; None: nothing is noted.
+
+    Args:
+        first: the transaction has no others.
+    """
+    cur.execute(
+        "UPDATE leases SET until = NULL WHERE subscription_id = ? AND partition_id = ? AND message "
+        "= ? AND slot = ? AND start = ? AND until IS NOT NULL "
+        "AND EXISTS (SELECT 1 FROM topics WHERE id = ? AND dropped_ts IS NULL)",
+        (info.id, partition_id, offset, holder.slot, holder.start, info.topic.id),
+    )
+    if not cur.connection.changes():
+        return None
+    if first:
+        _insert(cur, info, partition_id, holder, offset, offset + 1)
+        return 1
+    return register(cur, info, partition_id, holder, Ranges([(offset, offset + 1)]))
 
 
 def _keep_lease(

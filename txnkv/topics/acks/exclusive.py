@@ -33,9 +33,9 @@ from txnkv.metrics import Counter
 from txnkv.storage import Store, clock, lengthy, new_rlock
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, conflict, refuse
+from txnkv.topics.acks.ack_rows import NONE, Pending, conflict, refuse
 from txnkv.topics.messages import Message
-from txnkv.topics.ranges import Acked, Held, Ranges, in_the_way
+from txnkv.topics.ranges import Acked, Cursor, Held, Ranges, in_the_way
 from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 

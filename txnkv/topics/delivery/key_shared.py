@@ -293,6 +293,10 @@ class KeySharedReader(LeaseReader):
     def _has_new(self) -> bool:
         return any(self._waiting.values())
 
+    @property
+    def _knows_enough(self) -> bool:
+        return False  # what waits for its key may be due
+
     def seek(self, number: int, offset: int) -> None:
         """See `DeliveryReader`."""
         super().seek(number, offset)

@@ -33,7 +33,7 @@ import apsw
 from txnkv.coordinator import one
 from txnkv.storage import Store, clock, declare_fault_point, fault_point
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import ack_rows
+from txnkv.topics.acks import NONE, ack_rows
 from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
     DeliveryReader,
@@ -58,7 +58,6 @@ declare_fault_point("leases.claimed", "messages are leased in status.db, nobody 
 
 _NEAR: Final = 1000
 """Offsets between two messages that are still read together."""
-
 _BEYOND: Final = 1 << 63
 _NOBODY: Final = None, None, None
 _CLAIMED: Final = 500
@@ -116,7 +115,7 @@ class LeaseReader(DeliveryReader):
         self._number: int | None = None
         self._next_due = 0
         self._next_delayed = FOR_EVER
-        self._turn = 0
+        self._turn = self._looked_at = 0
 
     def _add_sources(self, numbers: Sequence[int], dispatched: dict[int, int]) -> None:
         partitions = self._topics.partitions(self._info.topic)
@@ -157,15 +156,20 @@ class LeaseReader(DeliveryReader):
     def _gather(self, most: int) -> None:
         self._failed = None
         self._read_claims()
-        more, first = True, FOR_EVER  # when it claimed first
+        more, first, knows = True, FOR_EVER, self._knows_enough  # when it claimed first
         while more and not self._full(most) and not self._is_late(first):
             dead = self._holders.have_died()
-            more = self._look()
+            more, knows = knows or self._look(), False
             if dead or self._are_due or self._has_new:
                 first = min(first, clock.monotonic_micros())
                 more |= self._claim(most - len(self._ready), dead)
         if self._failed is not None and not self._ready:
             raise self._failed
+
+    @property
+    def _knows_enough(self) -> bool:
+        """A look was lately, and messages are ready: the write that claims them sees the rest."""
+        return self._has_new and clock.monotonic_micros() < self._looked_at + _APART
 
     def _is_late(self, first: int) -> bool:
         """Leases that are ready last, but not for long, or claiming takes longer than they do."""
@@ -191,6 +195,7 @@ class LeaseReader(DeliveryReader):
             self._number, self._next_due, self._next_delayed = number, due, delayed
             for partition_id, source in self._sources.items():
                 source.go_to(dispatched.get(partition_id, 0))
+        self._looked_at = clock.monotonic_micros()
         self._ends.look()
         return self._fill()
 
@@ -254,7 +259,7 @@ class LeaseReader(DeliveryReader):
 
     def _claim(self, most: int, dead: bool) -> bool:
         """Lease what there is; whether there may be more."""
-        with self._store.status.write(sync=False) as cur:
+        with self._topics.log.write_beside() as cur:
             if dead:
                 self._free_dead(cur)
             freed = self._claim_freed(cur, min(most, _CLAIMED))
@@ -275,7 +280,18 @@ class LeaseReader(DeliveryReader):
     def _free_dead(self, cur: apsw.Cursor) -> None:
         """Let what the dead had be anybody's."""
         ack_rows.free_dead(cur, self._store, self._info.id)
-        free_dead(cur, self._store, self._info.id)
+        found: list[Any] = cur.execute(
+            "SELECT DISTINCT slot, start FROM leases WHERE subscription_id = ? "
+            "AND slot IS NOT NULL AND until IS NOT NULL",
+            (self._info.id,),
+        ).fetchall()
+        for slot, start in found:
+            if not self._store.runtime.slot_alive(slot, start):
+                cur.execute(
+                    "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
+                    "AND slot = ? AND start = ? AND until IS NOT NULL",
+                    (self._info.id, slot, start),
+                )
 
     def _forget(self, claims: Sequence[_Claim]) -> None:
         """These came again, as their leases had run out here before they were given."""
@@ -339,18 +355,19 @@ class LeaseReader(DeliveryReader):
             source, begin = self._sources[id], dispatched.get(id)
             if begin is None or not source.is_behind(begin):
                 continue
-            blocked: Ranges | None = None
+            source.go_to(begin)
+            blocked = deleted = NONE
             for message in source.ready:
                 offset = message.offset
                 if len(found) >= most or room <= 0:
                     break
-                if offset < begin:
-                    continue
-                if blocked is None:
-                    blocked = self._blocked_in(cur, id, offset, source.ready[-1].offset)
+                if id not in moved and ack_rows.any_from(cur, self._info.id, id, offset):
+                    last = source.ready[-1].offset
+                    blocked = self._blocked_in(cur, id, offset, last)
+                    deleted = ack_rows.deleted_in(cur, self._info.id, id, offset, last + 1)
                 moved[id] = offset + 1
                 trail = source.trail_of(offset)
-                if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
+                if offset in deleted:
                     for first, last in trail.others:
                         ack_rows.delete(cur, self._info.id, id, first, last)
                     continue
@@ -429,7 +446,7 @@ class LeaseReader(DeliveryReader):
         if message is not None and delay is None:
             message.redelivery_count, message.lease_end = claim.before, claim.until
             return [message]
-        with self._store.status.write(sync=False) as cur:
+        with self._topics.log.write_beside() as cur:
             if delay is None:
                 ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
             else:
@@ -450,7 +467,7 @@ class LeaseReader(DeliveryReader):
         """Deliver these again, after a delay in seconds; what is not leased here is left alone."""
         until = clock.monotonic_micros() + int(delay * 1e6)
         partitions = self._info.topic.partitions
-        with self._store.status.write(sync=False) as cur:
+        with self._topics.log.write_beside() as cur:
             cur.executemany(
                 "UPDATE leases SET slot = NULL, until = ? WHERE subscription_id = ? "
                 "AND partition_id = ? AND message = ? AND until IS NOT NULL "
@@ -464,7 +481,7 @@ class LeaseReader(DeliveryReader):
 
     def close(self) -> None:
         """Let others have at once what this consumer has."""
-        with self._store.status.write(sync=False) as cur:
+        with self._topics.log.write_beside() as cur:
             cur.execute(
                 "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
                 "AND slot = ? AND start = ? AND consumer = ? AND until IS NOT NULL",
@@ -526,8 +543,7 @@ _APART: Final = 200_000
 
 
 class LeaseHolders:
-    """The holders of leases and acks of one subscription, for one of its consumers; and whether
-    they live.
+    """The holders of leases and acks of one subscription, and whether they live.
 
     The death of a holder shows in no change number. So a consumer that waits looks now and then
     whether the holders that it knows still live, which costs no read; who they are it reads when
@@ -582,19 +598,3 @@ class LeaseHolders:
             (self._id,),
         )
         self._expires = FOR_EVER if expires is None else expires
-
-
-def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
-    """Let the leases of dead processes be anybody's."""
-    found: list[Any] = cur.execute(
-        "SELECT DISTINCT slot, start FROM leases WHERE subscription_id = ? "
-        "AND slot IS NOT NULL AND until IS NOT NULL",
-        (subscription_id,),
-    ).fetchall()
-    for slot, start in found:
-        if not store.runtime.slot_alive(slot, start):
-            cur.execute(
-                "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
-                "AND slot = ? AND start = ? AND until IS NOT NULL",
-                (subscription_id, slot, start),
-            )

@@ -191,41 +191,66 @@ class TransactionAcks:
     def _register(
         self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
     ) -> None:
-        info, txn_id = acks.info, self._row.txn_id
-        local = self._topics.local.exclusive(info.id)
+        info = acks.info
+        self._watch()
+        with self._topics.log.write_beside() as cur:
+            self._count_rows(cur)
+            if self._stored:
+                status_table.join(cur, self._row.txn_id, KIND, [info.id], "acknowledge")
+            rows = None
+            if info.leased and not (again or cumulative):
+                rows = self._write_own(cur, info, named)
+            if rows is None:
+                rows = self._write_checked(cur, info, named, cumulative=cumulative, again=again)
+            self._unsure_rows = rows
+        self._rows, self._unsure_rows = self._rows + rows, 0
+        fault_point("acks.registered")
+
+    def _write_own(
+        self, cur: apsw.Cursor, info: SubscriptionInfo, named: dict[int, list[int]]
+    ) -> int | None:
+        """Write the ack of one message that is leased to this process, without other looks."""
+        at = [(info.topic.partitions[number], one) for number in named for one in named[number]]
+        if len(at) != 1:
+            return None
+        holder = self._holder(self._stored)
+        return ack_rows.register_own(cur, info, *at[0], holder, first=not self._rows)
+
+    def _write_checked(
+        self,
+        cur: apsw.Cursor,
+        info: SubscriptionInfo,
+        named: dict[int, list[int]],
+        *,
+        cumulative: bool,
+        again: bool,
+    ) -> int:
+        rows, local = 0, self._topics.local.exclusive(info.id)
         wanted = {
             number: Ranges((0 if cumulative else offset, offset + 1) for offset in offsets)
             for number, offsets in named.items()
         }
+        subscription_catalog.require(cur, info)
         if local is not None:
+            if cumulative:
+                local.look_for_returned(cur)
             for number, ranges in wanted.items():
                 local.refuse(number, ranges)
-        self._watch()
-        with self._store.status.write(sync=False) as cur:
-            self._count_rows(cur)
-            rows = 0
-            subscription_catalog.require(cur, info)
-            if self._stored:
-                status_table.join(cur, txn_id, KIND, [info.id], "acknowledge")
-            if cumulative and local is not None:
-                local.look_for_returned(cur)
-                for number, ranges in wanted.items():
+                if cumulative:
                     local.require_seen(number, ranges.end)
-            for number, ranges in wanted.items():
-                ack_rows.refuse_by_rows(
-                    cur, self._store, info, number, txn_id, ranges,
-                    cumulative=cumulative, again=again,
-                )  # fmt: skip
-                partition_id = info.topic.partitions[number]
-                position = ranges.end if cumulative else None
-                ones = Ranges() if cumulative else ranges
-                if local is not None:
-                    ones = local.applied({partition_id: ones})[partition_id]
-                rows += self._write_rows(cur, info, partition_id, ones, position, self._stored)
-            ack_rows.bump(cur, info.id)
-            self._unsure_rows = rows
-        self._rows, self._unsure_rows = self._rows + rows, 0
-        fault_point("acks.registered")
+        for number, ranges in wanted.items():
+            ack_rows.refuse_by_rows(
+                cur, self._store, info, number, self._row.txn_id, ranges,
+                cumulative=cumulative, again=again,
+            )  # fmt: skip
+            partition_id = info.topic.partitions[number]
+            position = ranges.end if cumulative else None
+            ones = Ranges() if cumulative else ranges
+            if local is not None:
+                ones = local.applied({partition_id: ones})[partition_id]
+            rows += self._write_rows(cur, info, partition_id, ones, position, self._stored)
+        ack_rows.bump(cur, info.id)
+        return rows
 
     def _count_rows(self, cur: apsw.Cursor) -> None:
         """Count the rows of a write that failed late, if it has left them."""
@@ -243,12 +268,15 @@ class TransactionAcks:
         position: int | None,
         stored: bool,
     ) -> int:
-        runtime, hold, row = self._store.runtime, self._hold, self._row
+        holder = self._holder(stored)
+        return ack_rows.register(cur, info, partition_id, holder, ranges, position)
+
+    def _holder(self, stored: bool) -> Holder:
+        hold, row = self._hold, self._row
         hold_id = None if self._transactional else ack_rows.PLAIN
         if hold is not None:
             hold_id = hold.for_rows()
-        holder = Holder(row.txn_id, stored, *runtime.owner, row.deadline, hold_id)
-        return ack_rows.register(cur, info, partition_id, holder, ranges, position)
+        return Holder(row.txn_id, stored, *self._store.runtime.owner, row.deadline, hold_id)
 
     # -- the commit of a small one -----------------------------------------------------
 
@@ -543,7 +571,7 @@ def refuse(
     topic = topics.current(info.topic)
     if topic is not info.topic:
         info = replace(info, topic=topic)
-    named = _by_partition(info, ids, cumulative=cumulative)
+    named = info.by_partition(ids, cumulative=cumulative)
     for number, offsets in named.items():
         end = _known_end(topics, info, info.topic.partitions[number], offsets[-1])
         if offsets[0] < 0 or offsets[-1] >= end:
@@ -553,24 +581,6 @@ def refuse(
                 "Acknowledge what was delivered"
             )
     return info, named
-
-
-def _by_partition(
-    info: SubscriptionInfo, ids: Sequence[tuple[int, int]], *, cumulative: bool
-) -> dict[int, list[int]]:
-    """Offsets in order, by partition number; of a cumulative ack the highest."""
-    if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
-        number, offset = ids[0]
-        return {number: [offset]}
-    found: dict[int, set[int]] = {number: set() for number, _ in ids}
-    if len(found) == 1:
-        found[ids[0][0]] = {offset for _, offset in ids}
-    for number, offset in ids if len(found) > 1 else ():
-        found[number].add(offset)
-    info.require_partitions(found)
-    if cumulative:
-        return {number: [max(offsets)] for number, offsets in found.items()}
-    return {number: sorted(offsets) for number, offsets in found.items()}
 
 
 def _known_end(topics: Topics, info: SubscriptionInfo, partition_id: int, offset: int) -> int:
