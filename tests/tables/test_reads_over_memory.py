@@ -7,7 +7,9 @@ in row sets with deletes, and in those that a flush or a compaction wrote.
 
 from __future__ import annotations
 
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,7 @@ from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import InjectedFault, arm, disarm
 from txnkv.storage.threads import WhenDropped
 from txnkv.tables.maintenance import history
+from txnkv.tables.read import sources
 from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema(
@@ -291,3 +294,48 @@ def test_a_read_in_the_middle_of_a_commit_sees_all_of_it_or_nothing(
     disarm()
     assert dict(met)["commit.started"] == 1.0
     assert dict(met)["commit.decided"] == dict(met)["commit.ended"] == 3.0
+
+
+def test_scans_of_a_transaction_with_many_flushes(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies above each flush is no list of its own: scans grow with what was flushed."""
+    table = client.create_table("often", txnkv.Schema({"k": "int64", "v": "int64"}, ["k"]))
+    made = Counter[str]()
+    make = sources.RowSetMask.__init__
+
+    def counted(self: sources.RowSetMask, *args: Any) -> None:
+        made["masks"] += 1
+        make(self, *args)
+
+    with client.transaction() as first:
+        first.insert(table, (0, 0))
+    rng, want = random.Random(1), {0: 0}
+    driver = client.new_transaction()
+    txn = txnkv.Transaction.deserialize(client, driver.serialize())
+    for n in range(150):
+        for _ in range(4):
+            k = rng.randrange(60)
+            if rng.random() < 0.3:
+                txn.delete_ignore(table, k)
+                want.pop(k, None)
+            else:
+                txn.upsert(table, (k, n))
+                want[k] = n
+        if n % 10 == 0:
+            txn.write(table, pa.table({"k": range(1000 + n, 1003 + n), "v": [n, n, n]}))
+            want |= dict.fromkeys(range(1000 + n, 1003 + n), n)
+        txn.flush()
+    monkeypatch.setattr(sources.RowSetMask, "__init__", counted)
+    rows = [{"k": k, "v": v} for k, v in sorted(want.items())]
+    for _ in range(2):  # the second time keys are known
+        made.clear()
+        assert list(txn.scan(table, ordered=True)) == rows
+        assert made["masks"] < 1000
+    assert sorted(row["k"] for row in txn.scan(table)) == sorted(want)
+    assert (
+        list(txn.scan(table, where=[("k", ">", 30)], ordered=True, limit=7))
+        == [row for row in rows if row["k"] > 30][:7]
+    )
+    driver.commit()
+    assert list(table.scan(ordered=True)) == rows

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
+from txnkv.storage import CachedProperty
 from txnkv.tables.read.point import columns_of
 from txnkv.tables.read.predicate import Filter, KeyRange
 from txnkv.tables.table_catalog import TableInfo
@@ -45,6 +46,9 @@ _FEW: Final = 64
 
 _MANY_MASKS: Final = 16
 """More of them are asked for together whether they may have keys of a block."""
+
+_SMALL: Final = 1 << 16
+"""Bytes of a row set: with fewer all of many masks are asked so."""
 
 _PLACED: Final = 64
 """Values of an "in", at most, that rule out tablets."""
@@ -176,9 +180,15 @@ class Masks:
     def over(self, info: RowSetInfo) -> list[Mask]:
         """Above one row set, those alone whose keys may meet its own."""
         memory = self._own if info.stamp is None else [*self._own, *self._memory]
+        near, above = [mask for mask in memory if _meets(mask, info)], self._view.above(info)
+        if info.stamp is None and info.size < _SMALL and len(above) > _MANY_MASKS:
+            return [*near, *self._staged[: len(above)]]  # a look for its keys is quicker
         low, high = info.min_key, info.max_key
-        above = [one for one in self._view.above(info) if one[0].overlaps(low, high)]
-        return [*(mask for mask in memory if _meets(mask, info)), *self._row_sets(above)]
+        return [*near, *self._row_sets([one for one in above if one[0].overlaps(low, high)])]
+
+    @CachedProperty
+    def _staged(self) -> list[Mask]:
+        return self._row_sets(self._view.above_memory)
 
     def _row_sets(self, above: Sequence[tuple[RowSetInfo, int]]) -> list[Mask]:
         return [RowSetMask(self._view.tablet.row_set(info), before) for info, before in above]

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from txnkv import core
@@ -245,15 +245,20 @@ class TabletView:
     def above(self, info: RowSetInfo) -> list[tuple[RowSetInfo, int]]:
         """The row sets whose keys hide rows of another, and below which insert stamp."""
         if info.stamp is None:
-            over = takewhile(lambda mask: mask.id != info.id, self.staged)
-            return [(mask, EVERY_STAMP) for mask in over if _hides(mask)]
+            return self.above_memory[: self._newer[info.id]]
         unresolved = [(mask, hidden_before(mask, info)) for mask in self.unresolved]
         return [*self.above_memory, *((mask, before) for mask, before in unresolved if before)]
 
-    @property
+    @CachedProperty
     def above_memory(self) -> list[tuple[RowSetInfo, int]]:
         """The row sets whose keys hide entries of committed memory, as `above`."""
         return [(mask, EVERY_STAMP) for mask in self.staged if _hides(mask)]
+
+    @CachedProperty
+    def _newer(self) -> dict[int, int]:
+        """By staged row set, how many of `above_memory` are newer."""
+        before = accumulate(map(_hides, self.staged), initial=0)
+        return {info.id: n for info, n in zip(self.staged, before, strict=False)}
 
 
 def _hides(info: RowSetInfo) -> bool:
