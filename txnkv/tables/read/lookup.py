@@ -443,12 +443,15 @@ class _Search:
         if view.flight is not None:
             yield from self._in_flight(view.flight)
         yield from self._staged()
-        if self._names and not self._stamps and self._keys.n <= _FEW:
+        if (n := self._keys.n) == 0:
+            return
+        if self._names and not self._stamps and n <= _FEW:
             yield from self._committed()
             return
+        ends = self._keys.key(0), self._keys.key(n - 1)
         if view.has_memory:
             yield from self._memory(view.state.memory, view.after, view.snapshot)
-        for step in view.steps:
+        for step in (step for step in view.steps if step.info.overlaps(*ends)):
             yield from self._row_set(step, decide=bool(view.unresolved))
 
     def _staged(self) -> Iterator[Found]:
@@ -470,8 +473,6 @@ class _Search:
     def _committed(self) -> Iterator[Found]:
         """Rows of few keys in all that is committed."""
         view, keys = self._view, self._keys
-        if keys.n == 0:
-            return
 
         def ask(published: point.Published, load: core.Load) -> tuple[core.Bitmap, core.RowSlices]:
             found = published.layers.find(None, keys, None, view.snapshot, load)

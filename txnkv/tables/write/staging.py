@@ -25,7 +25,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -162,7 +162,8 @@ def stage(
     tables.failed_writes.take_back(context.scope.txn_id)
     ahead = deque(islice(batches, 2))
     if len(ahead) < 2 or context.scope.attempt is not None:
-        return _stage_chunks(tables, context, table, drained(ahead, batches), op)
+        lone = len(ahead) < 2
+        return _stage_chunks(tables, context, table, drained(ahead, batches), op, lone=lone)
     attempt = f"write/{uuid.uuid4().hex}"
     scope = replace(context.scope, attempt=attempt)
     outcome = _stage_chunks(
@@ -193,10 +194,14 @@ def _stage_chunks(
     table: table_catalog.TableInfo,
     batches: Iterator[pa.RecordBatch],
     op: str,
+    *,
+    lone: bool = False,
 ) -> Outcome:
+    """Stage chunks, one after the other; a `lone` one is written on this thread."""
     outcome = Outcome()
     flight = _Flight()
-    with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
+    pool = None if lone else ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage")
+    with nullcontext() if pool is None else pool as writer:
         try:
             for batch in batches:
                 flight = _stage_chunk(tables, context, table, batch, op, outcome, flight, writer)
@@ -214,7 +219,7 @@ def _stage_chunk(
     op: str,
     outcome: Outcome,
     before: _Flight,
-    writer: ThreadPoolExecutor,
+    writer: ThreadPoolExecutor | None,
 ) -> _Flight:
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
     prepared = arrange(tables.tablets(table), table.partitioning, batch, op)
@@ -236,6 +241,9 @@ def _stage_chunk(
     keys = [(made.tablet, made.keys) for made in fresh]
     flight = _Flight(keys, op in DELETES, checked, before.staged)
     write = partial(_write, tables, context.scope, encoded, flight)
+    if writer is None:
+        flight.future = done_here(write)
+        return flight
     try:
         flight.future = writer.submit(write)
     except RuntimeError:  # no thread is to be had
