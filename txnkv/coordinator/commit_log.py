@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 import apsw
@@ -408,12 +408,8 @@ class CommitLog:
         if self.sleepers:
             self.wake()
 
-    @contextmanager
-    def write_beside(self) -> Iterator[apsw.Cursor]:
-        """Write to status.db, unsynced, nothing that is in memory here: what is known stays so."""
-        with self._status.write(sync=False) as cur:
-            number = self.runtime.change_number()
-            yield cur
+    def moved_on(self, number: int | None) -> None:
+        """A write of this process was the next after `number`, and changed nothing that is here."""
         with self.lock:
             if number is not None and number == self._current:
                 self._after = None if self._after != number else number + 2

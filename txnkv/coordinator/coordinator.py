@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ from txnkv.metrics import Metrics
 from txnkv.storage import Store, back_off, boot_id, brief, clock, lengthy, shielded
 
 KEEPALIVE_TIME: Final = 30.0
+_UNCHANGED: Final = Exception("nothing was changed")
+"""Has a write rolled back."""
 
 
 def initialise(cur: apsw.Cursor) -> None:
@@ -297,6 +299,26 @@ class Coordinator:
         if row.commit_ts is not None:  # the read has synced it: whoever is told of it can read it
             self.store.runtime.raise_durable(row.commit_ts)
         return row
+
+    @contextmanager
+    def write_beside(self) -> Iterator[apsw.Cursor]:
+        """Write to status.db, unsynced, nothing that the log has in memory: what is known stays so.
+        Where nothing was changed there is no write, and nobody looks for one.
+        """
+        database = self.store.status
+        failed: BaseException | None = None
+        cur = database.begin_write()
+        try:
+            number, before = self.store.runtime.change_number(), cur.connection.total_changes()
+            yield cur
+            if cur.connection.total_changes() == before:
+                number, failed = None, _UNCHANGED
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            database.end_write(cur, failed, False, None)
+        self.log.moved_on(number)
 
     def highest_id(self) -> int:
         """The highest id that may have been given out."""

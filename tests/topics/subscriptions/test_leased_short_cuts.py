@@ -19,15 +19,16 @@ import pytest
 import txnkv
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import send, take
+from txnkv.coordinator import Coordinator
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.topics import LeaseReader
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.delivery import TransactionAcks
+from txnkv.topics.delivery import TransactionAcks, transaction_acks
 
 NAMES = ("A", "B", "C")
 STEPS = 300
 _REGISTER_OWN, _KNOWS = ack_rows.register_own, LeaseReader._knows_enough
-_BESIDE = CommitLog.write_beside
+_BESIDE = Coordinator.write_beside
 
 
 class Program:
@@ -124,15 +125,15 @@ def asked(program: Program, call: Callable[[Program], Any]) -> Any:
 
 @pytest.fixture
 def long_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    def write(log: CommitLog) -> Any:
-        return log._status.write(sync=False)
+    def write(coordinator: Coordinator) -> Any:
+        return coordinator.store.status.write(sync=False)
 
     def switch(on: bool) -> None:
         monkeypatch.setattr(
             ack_rows, "register_own", (lambda *_, **__: None) if on else _REGISTER_OWN
         )
-        monkeypatch.setattr(LeaseReader, "_knows_enough", False if on else _KNOWS)
-        monkeypatch.setattr(CommitLog, "write_beside", write if on else _BESIDE)
+        monkeypatch.setattr(LeaseReader, "_knows_enough", (lambda _: False) if on else _KNOWS)
+        monkeypatch.setattr(Coordinator, "write_beside", write if on else _BESIDE)
 
     return switch
 
@@ -221,6 +222,23 @@ def test_a_queue_worked_on_one_by_one_looks_seldom(
     assert sub.receive(timeout=0) is None
 
 
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
+def test_a_message_that_was_just_sent_is_acknowledged_without_a_look(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, type: Any
+) -> None:
+    topic = client.create_topic("jobs", partitions=2)
+    sub = topic.subscribe("s", type=type)
+    monkeypatch.setattr(transaction_acks, "bounds", None)  # it would be called
+    for number in range(20):
+        send(client, number, topic="jobs")
+        message = take(sub)
+        with client.transaction() as txn:
+            txn.ack(sub, message)
+    monkeypatch.undo()
+    with pytest.raises(txnkv.OffsetOutOfRangeError), client.transaction() as txn:
+        txn.ack(sub, txnkv.MessageId(0, message.offset + 1000))
+
+
 def test_what_others_commit_between_two_leases_is_seen(
     client: txnkv.Client, process: Callable[..., Any]
 ) -> None:
@@ -253,6 +271,20 @@ def test_what_others_commit_between_two_leases_is_seen(
         assert table.get(1) == {"id": 1, "v": number}
     other.tell("end")
     other.finish()
+
+
+def test_who_finds_that_others_were_first_writes_nothing(client: txnkv.Client) -> None:
+    """Or all that wait would look again, one after the other."""
+    topic = client.create_topic("jobs")
+    first, second = (topic.subscribe("s", type="shared") for _ in range(2))
+    runtime = internals.coordinator(client).store.runtime
+    for number in range(5):
+        send(client, number, topic="jobs")
+        assert first.receive(timeout=0) is not None
+        before = runtime.change_number()
+        assert second.receive(timeout=0) is None
+        second.nack(txnkv.MessageId(0, number))
+        assert runtime.change_number() == before
 
 
 def test_an_ack_of_a_lease_is_refused_where_its_topic_was_dropped(client: txnkv.Client) -> None:

@@ -293,7 +293,6 @@ class KeySharedReader(LeaseReader):
     def _has_new(self) -> bool:
         return any(self._waiting.values())
 
-    @property
     def _knows_enough(self) -> bool:
         return False  # what waits for its key may be due
 

@@ -156,7 +156,7 @@ class LeaseReader(DeliveryReader):
     def _gather(self, most: int) -> None:
         self._failed = None
         self._read_claims()
-        more, first, knows = True, FOR_EVER, self._knows_enough  # when it claimed first
+        more, first, knows = True, FOR_EVER, self._knows_enough()  # when it claimed first
         while more and not self._full(most) and not self._is_late(first):
             dead = self._holders.have_died()
             more, knows = knows or self._look(), False
@@ -166,10 +166,14 @@ class LeaseReader(DeliveryReader):
         if self._failed is not None and not self._ready:
             raise self._failed
 
-    @property
     def _knows_enough(self) -> bool:
         """A look was lately, and messages are ready: the write that claims them sees the rest."""
-        return self._has_new and clock.monotonic_micros() < self._looked_at + _APART
+        if clock.monotonic_micros() >= self._looked_at + _APART:
+            return False
+        if not self._has_new:
+            self._ends.look()
+            self._fill()
+        return self._has_new
 
     def _is_late(self, first: int) -> bool:
         """Leases that are ready last, but not for long, or claiming takes longer than they do."""
@@ -201,11 +205,9 @@ class LeaseReader(DeliveryReader):
 
     def _fill(self) -> bool:
         """Read ahead; tell whether a source has passed something, and may have more."""
-        moved = False
         for source in self._sources.values():
             source.fill(self._ends)
-            moved |= source.moved
-        return moved
+        return any(source.moved for source in self._sources.values())
 
     @property
     def _has_new(self) -> bool:
@@ -239,11 +241,8 @@ class LeaseReader(DeliveryReader):
             "(SELECT until FROM leases WHERE subscription_id = ?1 AND until >= {} "
             f"AND {self._is_here} ORDER BY until LIMIT 1)"
         )
-        due, delayed = one(
-            cur,
-            f"SELECT ifnull({first.format(0)}, ?2), ifnull({first.format(DELAYED)}, ?2)",
-            (self._info.id, FOR_EVER),
-        )
+        sql = f"SELECT ifnull({first.format(0)}, ?2), ifnull({first.format(DELAYED)}, ?2)"
+        due, delayed = one(cur, sql, (self._info.id, FOR_EVER))
         return due if due < DELAYED else FOR_EVER, delayed
 
     @property
@@ -259,7 +258,7 @@ class LeaseReader(DeliveryReader):
 
     def _claim(self, most: int, dead: bool) -> bool:
         """Lease what there is; whether there may be more."""
-        with self._topics.log.write_beside() as cur:
+        with self._topics.coordinator.write_beside() as cur:
             if dead:
                 self._free_dead(cur)
             freed = self._claim_freed(cur, min(most, _CLAIMED))
@@ -446,7 +445,7 @@ class LeaseReader(DeliveryReader):
         if message is not None and delay is None:
             message.redelivery_count, message.lease_end = claim.before, claim.until
             return [message]
-        with self._topics.log.write_beside() as cur:
+        with self._topics.coordinator.write_beside() as cur:
             if delay is None:
                 ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
             else:
@@ -467,7 +466,7 @@ class LeaseReader(DeliveryReader):
         """Deliver these again, after a delay in seconds; what is not leased here is left alone."""
         until = clock.monotonic_micros() + int(delay * 1e6)
         partitions = self._info.topic.partitions
-        with self._topics.log.write_beside() as cur:
+        with self._topics.coordinator.write_beside() as cur:
             cur.executemany(
                 "UPDATE leases SET slot = NULL, until = ? WHERE subscription_id = ? "
                 "AND partition_id = ? AND message = ? AND until IS NOT NULL "
@@ -481,7 +480,7 @@ class LeaseReader(DeliveryReader):
 
     def close(self) -> None:
         """Let others have at once what this consumer has."""
-        with self._topics.log.write_beside() as cur:
+        with self._topics.coordinator.write_beside() as cur:
             cur.execute(
                 "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
                 "AND slot = ? AND start = ? AND consumer = ? AND until IS NOT NULL",

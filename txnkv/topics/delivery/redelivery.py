@@ -153,6 +153,9 @@ class PartitionSource:
         rows = reader.take(AHEAD)
         messages = self._topics.messages_of(self.partition, rows)
         self._trails = {}
+        if self._isolation == "read_committed":  # what was given can be acknowledged
+            known, id = self._topics.local.ends, self.partition.id
+            known[id] = max(known.get(id, 0), messages[-1].offset + 1)
         with self._lock:
             self._look_at_pieces()
             self._note([message.offset for message in messages])

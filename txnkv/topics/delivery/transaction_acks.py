@@ -193,7 +193,7 @@ class TransactionAcks:
     ) -> None:
         info = acks.info
         self._watch()
-        with self._topics.log.write_beside() as cur:
+        with self._topics.coordinator.write_beside() as cur:
             self._count_rows(cur)
             if self._stored:
                 status_table.join(cur, self._row.txn_id, KIND, [info.id], "acknowledge")
