@@ -395,6 +395,26 @@ def test_what_cannot_be_opened(store_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_part_of_a_scan_is_opened_by_a_blocking_client(
+    store_path: Path, client: txnkv.Client
+) -> None:
+    async def work(aio: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        start = await aio.snapshot()
+        await table.insert((1, "v"))
+        (token,) = await table.scan().tokens()
+        (change,) = await table.diff_tokens(start.timestamp)
+        wrong: Any = aio
+        for each in (token, change):
+            with pytest.raises(TypeError, match=r"a client is .* not AsyncClient"):
+                each.open(wrong)
+        part = await asyncio.to_thread(token.open, client)
+        assert await asyncio.to_thread(list, part) == [{"id": 1, "v": "v"}]
+        changes = await asyncio.to_thread(change.open, client)
+        assert changes.read_all()["_op"].to_pylist() == ["insert"]
+
+    run(store_path, work)
+
+
 def test_a_store_is_looked_after(store_path: Path, table: txnkv.Table) -> None:
     async def work() -> None:
         async with txnkv.aio.connect(store_path) as client:

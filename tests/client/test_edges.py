@@ -323,6 +323,8 @@ def test_where_to_read_is_named(client: txnkv.Client, read: str) -> None:
             r"a client is what txnkv.connect\(...\) gives, not str",
             lambda c, t: txnkv.Transaction.deserialize("x", c.new_transaction().serialize()),
         ),
+        (r"a client is .* not NoneType", lambda c, t: t.scan().tokens()[0].open(None)),
+        (r"a client is .* not str", lambda c, t: t.diff_tokens(0)[0].open("x")),
     ],
 )
 @pytest.mark.parametrize("host", ["here", "elsewhere"], indirect=True)
@@ -330,5 +332,6 @@ def test_what_is_none_is_named(
     host: str, client: txnkv.Client, words: str, call: Callable[..., object]
 ) -> None:
     table = client.create_table("t", ID)
+    table.insert((1,))
     with pytest.raises(TypeError, match=words):
         call(client, table)

@@ -15,6 +15,10 @@ all, and `await txn.state()` or `client.transaction_state(id)` tells which; a tr
 that is cancelled inside has rolled back when it is left. Of a call that has not begun nothing
 happens.
 
+**Without a twin** are the `open` of tokens of a scan or diff, which takes a blocking client:
+`await asyncio.to_thread(token.open, client)` with one of `txnkv.connect`; and `commit_async`, for
+which `asyncio.create_task(txn.commit())` is there.
+
 `async_client` has the client, `async_handles` what it gives out; `calls` runs a blocking call on
 a thread, and makes the twin of a method.
 """

@@ -48,6 +48,7 @@ from txnkv.transaction import (
     Scan,
     Transaction,
     WriteResult,
+    require_client,
     write_row,
 )
 
@@ -590,6 +591,7 @@ class DiffToken:
             TableNotFoundError: the table was dropped since.
             HistoryExpiredError: nobody kept the history from its start on.
         """
+        require_client(client)
         client.require_open()
         if client.elsewhere is not None:
             found: pa.RecordBatchReader = client.elsewhere("open_diff", self.parts)

@@ -20,6 +20,7 @@ from txnkv.transaction.begin import (
     Locking,
     Retries,
     TransactionOptions,
+    require_client,
 )
 from txnkv.transaction.connection import (
     Acknowledged,

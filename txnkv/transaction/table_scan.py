@@ -27,6 +27,7 @@ from txnkv.tables import (
     scan,
     scan_tokens,
 )
+from txnkv.transaction.begin import require_client
 from txnkv.transaction.connection import Closing, Connection, Grid
 
 _THREADS: Final = 2
@@ -65,6 +66,7 @@ class ScanToken:
             InvalidTokenError: the token is of another store.
             TableNotFoundError: the table was dropped since.
         """
+        require_client(client)
         client.require_open()
         if client.elsewhere is not None:
             made: Scan = client.elsewhere("open_scan", self.parts)
