@@ -167,6 +167,45 @@ def test_the_table_has_every_public_call(client: txnkv.Client, kind: str) -> Non
     assert public | dunders == CALLS[kind].keys() | BY_ITSELF[kind]
 
 
+@pytest.mark.parametrize("host", ["here", "elsewhere"], indirect=True)
+def test_a_handle_is_closed_behind_its_client(
+    host: str, connect: Callable[..., txnkv.Client]
+) -> None:
+    """But a session whose rows are lost says so."""
+    client = connect()
+    known = handles(client)
+    known["empty"], known["flushed"] = client.new_session(), client.new_session()
+    known["flushed"].insert("t", (4, None))
+    known["flushed"].flush()
+    known["of a transaction"] = known["txn"].new_session()
+    lost = known.pop("session")
+    client.close()
+    for handle in known.values():
+        handle.close()
+        handle.close()
+    with pytest.raises(txnkv.ClosedError):
+        lost.close()
+    lost.close()
+
+
+@pytest.mark.parametrize("host", ["here", "elsewhere"], indirect=True)
+def test_a_scan_is_not_read_first_when_its_snapshot_is_closed(
+    host: str, client: txnkv.Client
+) -> None:
+    table = handles(client)["table"]
+    reads: list[Callable[[txnkv.Scan], Any]] = [list, lambda scan: scan.to_arrow().to_pylist()]
+    for read in reads:
+        now = client.snapshot()
+        scan, was_read = now.scan(table), table.scan(snapshot=now)
+        assert read(was_read) == [{"id": 1, "v": None}]
+        now.close()
+        assert read(was_read) == [{"id": 1, "v": None}]
+        was_read.close()
+        for each in (scan, was_read):
+            with pytest.raises(txnkv.ClosedError, match=r"snapshot .* was closed"):
+                read(each)
+
+
 # -- what they look like, and that they stay here ---------------------------------------
 
 

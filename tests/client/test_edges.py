@@ -311,10 +311,36 @@ def test_where_to_read_is_named(client: txnkv.Client, read: str) -> None:
             getattr(topic, read)(partitions=numbers, **options)
 
 
+@pytest.mark.parametrize("host", ["here", "elsewhere"], indirect=True)
+def test_several_are_given_by_an_iterator(host: str, client: txnkv.Client) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "int64"}, ["id"]))
+    topic = client.create_topic("e", partitions=2)
+    with client.transaction() as txn:
+        for number in range(4):
+            txn.insert(table, (number, number))
+        assert txn.get_many(table, iter([2, 1]))["id"].to_pylist() == [2, 1]
+    assert table.get_many(key for key in [3]).to_pylist() == [{"id": 3, "v": 3}]
+    assert table.count([("id", "in", iter([1, 2, 9]))]) == 2
+    assert table.count(where=[("id", ">", 0), ("v", "in", (1, 3))]) == 2
+    scan = table.scan(columns=iter(["v"]), where=[("v", "in", iter([1]))])
+    for _ in range(2):
+        assert list(scan) == scan.to_arrow().to_pylist() == [{"v": 1}]
+    assert len(table.diff(0, columns=iter(["id"])).read_all().column_names) == 3
+    assert topic.consumer(partitions=iter([1])).partitions == [1]
+    topic.subscribe("s", partitions=iter([1])).close()
+    assert table.alter(drop=iter(["v"])).names == ["id"]
+
+
 @pytest.mark.parametrize(
     ("words", "call"),
     [
         ("a time is a Snapshot, .* not the Client", lambda c, t: t.scan(snapshot=c).to_arrow()),
+        ("timeout is a number of", lambda c, t: c.new_transaction(timeout=True)),
+        ("lock_timeout is a num", lambda c, t: c.new_transaction(lock_timeout=True)),
+        (
+            "txn is a Transaction, not str",
+            lambda c, t: c.create_topic("e").subscribe("s").ack(txnkv.MessageId(0, 0), txn="x"),
+        ),
         ("a time is a Snapshot, .* not the Client", lambda c, t: t.get(1, snapshot=c)),
         ("a time is a Snapshot, .* not the Client", lambda c, t: list(t.diff(c, None))),
         ("columns is a name or a list of names, not None", lambda c, t: c.create_index(t, None)),

@@ -455,8 +455,8 @@ def _is_sound(options: Mapping[str, Any]) -> bool:
     return (
         options["isolation"] in _ISOLATIONS
         and options["locking"] in _LOCKINGS
-        and (timeout is None or (isinstance(timeout, int | float) and timeout > 0))
-        and isinstance(lock_timeout, int | float)
+        and (timeout is None or (type(timeout) in (int, float) and timeout > 0))
+        and type(lock_timeout) in (int, float)
         and lock_timeout >= 0
         and "name" not in options  # what others have open ends now
     )

@@ -17,7 +17,7 @@ from txnkv.client import Snapshot, Table
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, SchemaError, TableNotFoundError
 from txnkv.remote.channel import Call, Channel
-from txnkv.remote.wire import LostHandleError, arguments, like, remote_calls
+from txnkv.remote.wire import LostHandleError, arguments, at_hand, like, remote_calls
 from txnkv.storage import new_lock
 from txnkv.tables import TOKEN_ROWS, RowChecker, Schema
 from txnkv.transaction import At, Scan, Transaction, WriteResult
@@ -84,7 +84,7 @@ class RemoteHandle:
 
 
 @remote_calls("Table", "insert upsert update delete", by="_put")
-@remote_calls("Table", "get get_by get_many history indexes count diff_tokens")
+@remote_calls("Table", "get get_by get_many history indexes diff_tokens")
 class RemoteTable(RemoteHandle, Table):
     """See `txnkv.Table`."""
 
@@ -169,8 +169,13 @@ class RemoteTable(RemoteHandle, Table):
 
     @like(Table.alter)
     def alter(self, *args: Any, **named: Any) -> Schema:
-        found: Schema = self._call("alter", *args, **named)
+        found: Schema = self._call("alter", **arguments(Table.alter, args, named))
         self.learn(found)
+        return found
+
+    @like(Table.count)
+    def count(self, *args: Any, **named: Any) -> int:
+        found: int = self._call("count", **arguments(Table.count, args, named))
         return found
 
     @like(Table.scan)
@@ -217,7 +222,8 @@ class TableThen(RemoteTable):
 
 def reader_of(handle: Any, name: str, *args: Any) -> pa.RecordBatchReader:
     """The batches that a call is answered by."""
-    schema, batches = handle.channel.stream(Call(handle.twin, handle, name, args))
+    call = Call(handle.twin, handle, name, tuple(map(at_hand, args)))
+    schema, batches = handle.channel.stream(call)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
@@ -273,6 +279,9 @@ class RemoteScan(RemoteHandle, Scan):
 
     twin = "Scan"
 
+    _at: At = None
+    _is_read = False
+
     def __init__(
         self,
         connection: Any,
@@ -282,7 +291,7 @@ class RemoteScan(RemoteHandle, Scan):
         table: Any = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        self._at: At = named.get("snapshot")
+        self._at = named.get("snapshot")
         if isinstance(self._at, Snapshot):
             self._at.require_open()
         self._connection = connection
@@ -340,7 +349,9 @@ class RemoteScan(RemoteHandle, Scan):
         return self._call("tokens", rows)
 
     def close(self) -> None:
-        self._call("close")
+        self._is_read = False
+        if not self.channel.closed:
+            self._call("close")
 
     def _few(self) -> list[dict[str, Any]] | None:
         self._ready()
@@ -354,6 +365,9 @@ class RemoteScan(RemoteHandle, Scan):
 
     def _ready(self) -> None:
         self._connection.require_open()
+        if not self._is_read and isinstance(self._at, Snapshot):
+            self._at.require_open()
+        self._is_read = True
         if self._before is not None:
             self._before()
 

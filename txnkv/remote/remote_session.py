@@ -474,7 +474,8 @@ class RemoteSession(RemoteHandle, Session):
         self._take_no_more()
         try:
             try:
-                if self._txn is None or not self._txn.over:
+                over = self._txn is not None and self._txn.over
+                if not over and (self.has_pending or not self.channel.closed):
                     self._flusher.wait(self)
                     calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
                     self._refused = self._request(*calls)

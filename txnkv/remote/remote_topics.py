@@ -81,7 +81,8 @@ class RemoteTopic(RemoteHandle, Topic):
 
     @like(Topic.subscribe)
     def subscribe(self, *args: Any, **named: Any) -> Subscription:
-        return RemoteSubscription(self, args, named)
+        given = arguments(Topic.subscribe, args, named)
+        return RemoteSubscription(self, given.pop("options"), given)
 
     def _waiting(self, until: int | None, check: Callable[[], bool]) -> None:
         """See `txnkv.Topic`: none waits here."""
@@ -270,11 +271,11 @@ class RemoteSubscription(_Polling, Subscription):
 
     twin = "Subscription"
 
-    def __init__(self, topic: RemoteTopic, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, topic: RemoteTopic, options: dict[str, Any], named: dict[str, Any]) -> None:
         self._connection = topic._connection
-        self._topic_handle, self._args, self._options = topic, args, options
+        self._topic_handle, self._named = topic, named
         self._info, self._pid, self._closed = topic.info, os.getpid(), False
-        self._make("subscribe", *args, **options)
+        self._make("subscribe", **named, **options)
 
     def _make(self, how: str, /, *args: Any, **options: Any) -> None:
         told = self._made(self._topic_handle, how, *args, **options)
@@ -282,9 +283,8 @@ class RemoteSubscription(_Polling, Subscription):
         self._tcid, self._store = told["tcid"], told["store"]
 
     def _make_again(self) -> bool:
-        named = arguments(Topic.subscribe, self._args, self._options)
-        del named["options"]  # others may have set them otherwise since
-        self._make("subscribe_again", self.info.id, named)
+        # Without options: others may have set them otherwise since.
+        self._make("subscribe_again", self.info.id, self._named)
         return True
 
     def __repr__(self) -> str:
@@ -296,12 +296,8 @@ class RemoteSubscription(_Polling, Subscription):
         self._require_open()
         return self._messages(self._wait_for("receive_many", max_messages, timeout))
 
-    def _acknowledge(self, how: str, message: Any, txn: Any) -> None:
-        self._require_open()
-        if txn is not None:
-            getattr(txn, how)(self, message)
-        else:
-            self._call(how, ids_of(message, self.info))
+    def _acknowledge_alone(self, message: Any, *, cumulative: bool) -> None:
+        self._call("ack_cumulative" if cumulative else "ack", ids_of(message, self.info))
 
     def nack(self, message: Any) -> None:
         self._require_open()

@@ -220,7 +220,8 @@ def _call(name: str, of: Any, method: Method, made: Any, by: str) -> Callable[..
             given = takes.bind(self, *args, **named)
             given.arguments.pop("progress", None)  # who has none of a server
             args, named = given.args[1:], given.kwargs
-        found = getattr(self, by)(name, *args, **named)
+        named = {each: at_hand(value) for each, value in named.items()}
+        found = getattr(self, by)(name, *map(at_hand, args), **named)
         return found if made is None else made(self._connection, found)
 
     return call
@@ -241,10 +242,21 @@ def arguments(of: Callable[..., Any], args: Sequence[Any], named: Mapping[str, A
     """Return what a call of a method is given, by name, with its defaults."""
     given = _signature_of(of).bind(None, *args, **named)
     given.apply_defaults()
-    return dict(list(given.arguments.items())[1:])
+    each = list(given.arguments.items())[1:]
+    return {name: at_hand(value, 2 if name == "where" else 0) for name, value in each}
 
 
 _signature_of: Final = cache(signature)
+
+
+def at_hand(value: Any, deep: int = 0) -> Any:
+    """Return an argument that may be sent again: with a list for an iterator, also so deep inside,
+    as `where` has the constants of `in`.
+    """
+    kind = type(value)
+    if deep and kind in (list, tuple):
+        return kind([at_hand(each, deep - 1) for each in value])
+    return list(value) if hasattr(kind, "__next__") else value
 
 
 # -- values ----------------------------------------------------------------------------
