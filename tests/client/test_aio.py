@@ -217,6 +217,28 @@ def test_run_tries_again(store_path: Path) -> None:
     run(store_path, work)
 
 
+class Later(Exception):
+    """A program's own."""
+
+    retriable = True
+
+
+def test_run_tries_again_what_a_program_calls_retriable(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        tried: list[int] = []
+
+        async def third(txn: txnkv.aio.AsyncTransaction) -> None:
+            tried.append(1)
+            await txn.insert(table, (len(tried), None))
+            if len(tried) < 3:
+                raise Later("again")
+
+        await client.run(third)
+        assert [row["id"] async for row in table.scan()] == [3]
+
+    run(store_path, work)
+
+
 def test_run_refuses_what_has_not_run(store_path: Path) -> None:
     """A forgotten `await` committed nothing, in silence."""
 

@@ -167,6 +167,33 @@ def test_run_does_not_repeat_what_is_not_retriable(
     assert table.count() == 0
 
 
+class Later(Exception):
+    """A program's own."""
+
+    retriable = True
+
+
+@pytest.mark.parametrize("attempts", [2, 3])
+def test_run_tries_again_what_a_program_calls_retriable(
+    client: txnkv.Client, table: txnkv.Table, attempts: int
+) -> None:
+    tried: list[int] = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        tried.append(1)
+        txn.insert(table, (len(tried), None))
+        if len(tried) < 3:
+            raise Later("again")
+
+    if attempts == 2:
+        with pytest.raises(Later):
+            client.run(work, attempts=2)
+    else:
+        client.run(work, attempts=3)
+    assert len(tried) == attempts
+    assert [row["id"] for row in table.scan()] == ([3] if attempts == 3 else [])
+
+
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"deadline": -1.0}])
 def test_run_wants_an_attempt(client: txnkv.Client, options: Any) -> None:
     with pytest.raises(ValueError, match="at least"):

@@ -18,7 +18,7 @@ from txnkv.aio.async_handles import (
 )
 from txnkv.aio.calls import Calls, ClosingWrapper, calls_of_a_client, opening, same, twin
 from txnkv.client import Attempts, Client, has_committed, require_done
-from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
+from txnkv.errors import CommitOutcomeUnknownError
 from txnkv.remote import connect as connect_blocking
 from txnkv.transaction import DEADLINE, Retries, TransactionOptions, TxnToken, has_failed
 
@@ -183,9 +183,11 @@ class AsyncClient(ClosingWrapper[Client]):
                     raise  # it is of a commit of the function's own, or there is nothing to ask by
                 if await self._calls(has_committed, self.blocking.outcome, error):
                     return result
-                pause = retries.pause(error, retriable=True)
-            except TxnkvError as error:
-                pause = retries.pause(error, retriable=error.retriable)
+                pause = retries.pause(error)
+            except Exception as error:
+                if not getattr(error, "retriable", False):
+                    raise
+                pause = retries.pause(error)
                 attempts.failed(error)
             await asyncio.sleep(pause)
 

@@ -448,7 +448,7 @@ class Attempts:
         """To `wait` takes time, on a thread that others do not need."""
         return self._contender.blocked
 
-    def failed(self, error: TxnkvError) -> None:
+    def failed(self, error: Exception) -> None:
         """The last one failed, and there is to be another."""
         if isinstance(error, TransactionConflictError):
             self._lose()
@@ -578,8 +578,10 @@ def run(
                 raise  # it is of a commit of the function's own, or there is nothing to ask by
             if has_committed(outcome, error):
                 return result
-            pause = retries.pause(error, retriable=True)
-        except TxnkvError as error:
-            pause = retries.pause(error, retriable=error.retriable)
+            pause = retries.pause(error)
+        except Exception as error:
+            if not getattr(error, "retriable", False):
+                raise
+            pause = retries.pause(error)
             attempts.failed(error)
         time.sleep(pause)

@@ -375,7 +375,7 @@ class Client(Connection, Closing):
             **options: of `new_transaction`.
 
         Raises:
-            TxnkvError: the last attempt's, or one that is not retriable.
+            Exception: the last attempt's, or one without `retriable = True`, of whatever class.
         """
         tries = self.attempts({**options})
         try:

@@ -9,7 +9,6 @@ from txnkv.coordinator import LOCK_TIMEOUT, Timestamp, stamp_of
 from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
-    TxnkvError,
     require_number,
 )
 from txnkv.metrics import Metrics
@@ -152,19 +151,16 @@ class Retries:
         self._made = 0
         self._began = clock.monotonic_micros()
 
-    def pause(self, error: TxnkvError, *, retriable: bool) -> float:
+    def pause(self, error: Exception) -> float:
         """Seconds to wait before the next attempt.
 
         Args:
-            error: that of the attempt that failed.
-            retriable: whether another may succeed.
+            error: that of the attempt that failed; another one may succeed.
 
         Raises:
             `error`, when there is to be no other attempt.
         """
         self._made += 1
-        if not retriable:
-            raise error
         passed = (clock.monotonic_micros() - self._began) / 1e6
         late = self._deadline is not None and passed >= self._deadline
         if late or self._made == self._attempts:
