@@ -299,6 +299,22 @@ def test_next_id(client: txnkv.Client, table: txnkv.Table, elsewhere: Any) -> No
     assert min(found) >= 1
 
 
+@pytest.mark.parametrize("by", ["here", "another process"])
+def test_next_id_of_a_dropped_table(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Any, by: str
+) -> None:
+    """Also where ids are at hand; brought back, the table goes on."""
+    before = table.next_id()
+    if by == "here":
+        client.drop_table(table, keep=600)
+    else:
+        elsewhere("client.drop_table('t', keep=600)")
+    with pytest.raises(txnkv.TableNotFoundError, match="dropped"):
+        table.next_id()
+    client.recall_table("t")
+    assert table.next_id() == before + 1
+
+
 def test_next_id_in_a_forked_child(client: txnkv.Client, table: txnkv.Table) -> None:
     """It gave what the parent gave next."""
     before, (read, write) = table.next_id(), os.pipe()

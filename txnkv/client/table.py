@@ -484,6 +484,7 @@ class Table(Closing):
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
         self._connection.require_writable()
+        self._connection.instance.engine.require_live(self.info)
         # A forked child has none of those that it inherits.
         found = next(self._row_ids, None) if self._ids_of == os.getpid() else None
         return self._reserve_ids() if found is None else found
