@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import txnkv
@@ -203,6 +204,9 @@ def test_options_have_the_types_of_their_words(
         ("offset", lambda c, t: t.fetch(0, None)),
         ("offset", lambda c, t: t.fetch(0, "latest")),
         ("max_bytes", lambda c, t: t.fetch(0, 0, max_bytes="5")),
+        ("max_bytes", lambda c, t: t.fetch(0, 0, max_bytes=1e6)),
+        ("partitions", lambda c, t: c.create_topic("new", partitions="2")),
+        ("partitions", lambda c, t: c.create_topic("new", partitions=1.5)),
     ],
 )
 def test_what_is_no_number_is_named(
@@ -336,6 +340,11 @@ def test_several_are_given_by_an_iterator(host: str, client: txnkv.Client) -> No
     [
         ("a time is a Snapshot, .* not the Client", lambda c, t: t.scan(snapshot=c).to_arrow()),
         ("timeout is a number of", lambda c, t: c.new_transaction(timeout=True)),
+        (
+            r"schema is a txnkv.Schema \(see Schema.from_arrow\), not pyarrow.Schema",
+            lambda c, t: c.create_table("u", pa.schema([("id", pa.int64())])),
+        ),
+        ("schema is a txnkv.Schema .*, not dict", lambda c, t: c.create_table("u", {})),
         ("lock_timeout is a num", lambda c, t: c.new_transaction(lock_timeout=True)),
         (
             "txn is a Transaction, not str",

@@ -110,12 +110,12 @@ class Client(Connection, Closing):
         if not isinstance(name, str) or not name:
             raise ValueError(f"a table's name is a non-empty string, not {name!r}")
         if not isinstance(schema, Schema):
-            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
-        engine, kept = self.instance.engine, seconds_of(history)
-        made_of = name, schema, Partitioning.of(schema, partition_by), kept
+            given = "pyarrow." * (type(schema).__module__ == "pyarrow.lib") + type(schema).__name__
+            raise TypeError(f"schema is a txnkv.Schema (see Schema.from_arrow), not {given}")
+        made_of = name, schema, Partitioning.of(schema, partition_by), seconds_of(history)
         if not (exists_ok or evolve):
-            return Table(self, engine.create(*made_of))
-        return Table(self, engine.provide(*made_of, evolve=evolve))
+            return Table(self, self.instance.engine.create(*made_of))
+        return Table(self, self.instance.engine.provide(*made_of, evolve=evolve))
 
     def table(self, name: AnyTable) -> Table:
         """The table of this name.

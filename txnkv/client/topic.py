@@ -133,10 +133,10 @@ class Topic(Closing):
             OffsetOutOfRangeError: the offset is below the log's start or above its end.
             ValueError: there is no such partition.
         """
-        offset = as_index("offset", offset)
-        require_count("max_bytes", max_bytes, "bytes")
+        offset, most = as_index("offset", offset), as_index("max_bytes", max_bytes)
+        require_count("max_bytes", most, "bytes")
         engine = self._engine()
-        return fetch(engine, self._partition(partition, engine), offset, max_bytes, isolation)
+        return fetch(engine, self._partition(partition, engine), offset, most, isolation)
 
     @shielded
     def consumer(
