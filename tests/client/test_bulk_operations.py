@@ -15,6 +15,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.storage.faults import arm
 from txnkv.tables import arrow_input
 from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.tablets import RowSetInfo, row_set_writer
@@ -280,18 +281,24 @@ def test_attempts_of_a_job(client: txnkv.Client, goods: txnkv.Table, begin: Any)
 
 
 def test_row_sets_that_a_compaction_removes_meanwhile(
-    client: txnkv.Client, goods: txnkv.Table, begin: Any, monkeypatch: pytest.MonkeyPatch
+    client: txnkv.Client,
+    goods: txnkv.Table,
+    begin: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They are looked for in what took their place; nothing is counted twice."""
+    """They are looked for in what took their place, at once; nothing is counted twice, or told as
+    damage.
+    """
     model = Model()
     with begin() as txn:
         write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(30)], model)
     real, old = Tablet.row_set, Tablet.reload
     raised: list[RowSetInfo] = []
-    reloaded = []
+    reloaded, decided = [], []
 
     def row_set(self: Tablet, info: RowSetInfo) -> RowSet:
-        if not raised:
+        if decided and not raised:
             raised.append(info)
             raise RowSetRetired(f"row set {info.id}")
         return real(self, info)
@@ -304,6 +311,10 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
     monkeypatch.setattr(Tablet, "reload", reload)
     with begin() as txn:
         write(txn, goods, "upsert", [{"id": i, "n": 1} for i in [*range(20, 40), 20]], model)
+        arm("commit.decided", lambda: decided.append(True))
+    assert txn.state is txnkv.TxnState.COMMITTED
+    assert client.metrics()["failing_parts"] == 0
+    assert not caplog.messages
     assert reloaded
     assert rows_of(goods.scan().to_arrow()) == model.rows
 

@@ -186,7 +186,9 @@ _here: Final = _Here()
 
 
 class _Replaced(Exception):
-    """A row set of a tablet that got deletes was replaced before they were noted."""
+    """A row set of a tablet was replaced before the deletes that it got were noted. No error of the
+    store's, so that `Damage.each` does not take it for damage.
+    """
 
     def __init__(self, tablet_id: int) -> None:
         super().__init__(tablet_id)
@@ -237,10 +239,8 @@ class Resolution:
                     del self._staged[id]
                 self._note(noted)
                 return failed
-            except RowSetRetired:
-                continue
             except _Replaced as error:
-                del noted[error.tablet_id]
+                noted.pop(error.tablet_id, None)
 
     def _note(self, noted: Mapping[int, Counts]) -> None:
         """One change of the manifest, of all or of nothing."""
@@ -269,13 +269,19 @@ class Resolution:
 
         Returns:
             Errors by tablet.
+
+        Raises:
+            _Replaced: a compaction was quicker in a tablet; those before it are done.
         """
 
         def resolve(tablet: Tablet) -> None:
             if not settled:
                 require_settled(self._tables, tablet, before)
             tablet.state(self._commit_ts)  # all that committed before is known here
-            noted[tablet.id] = self._put(tablet, tablet.reload())
+            try:
+                noted[tablet.id] = self._put(tablet, tablet.reload())
+            except RowSetRetired:
+                raise _Replaced(tablet.id) from None
 
         before = Timestamp(self._commit_ts - 1)
         settled = settle(self._tables, tablet_ids, before)
