@@ -54,6 +54,8 @@ class InvalidTxnStateError(TxnkvError):
     aborted for something that is.
     """
 
+    _commits = False  # it is committed, or about to be
+
 
 class TxnNotFoundError(TxnkvError):
     """No transaction has this id, or it ended so long ago that it was forgotten."""

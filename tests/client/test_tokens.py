@@ -19,6 +19,7 @@ import txnkv
 from tests import internals
 from txnkv.storage import settle_dropped
 from txnkv.storage.clocks import clock
+from txnkv.storage.faults import arm, disarm
 from txnkv.transaction import token as tokens
 from txnkv.transaction.token import TokenContent
 
@@ -149,6 +150,42 @@ def test_who_failed_writes_nothing_when_it_is_closed(
     joined.close()
     txn.commit()
     assert table.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "messages", "rows", "sent"),
+    [
+        ("append.written", 20, 0, range(1, 20)),
+        ("append.written", 1, 1, [1]),
+        ("stage.staged", 0, 2, [0]),
+        ("stage.claimed", 0, 1, None),
+    ],
+)
+def test_a_flush_that_meets_the_commit_says_what_is_in_it(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    txn: txnkv.Transaction,
+    step: str,
+    messages: int,
+    rows: int,
+    sent: Any,
+) -> None:
+    """Whoever flushed all of it anew, as it said, had a part of it twice."""
+    topic = client.create_topic("e", partitions=4)
+    joined = deserialize(client, txn.serialize())
+    for n in range(messages):
+        joined.send(topic, b"m", key=str(n))
+    for n in range(rows):
+        (joined.upsert, joined.insert)[n % 2](table, (n, None))
+    arm(step, txn.commit)
+    with pytest.raises(txnkv.InvalidTxnStateError) as caught:
+        joined.flush()
+    disarm()
+    joined.drop()
+    assert ("A part of what was flushed" in str(caught.value)) == (sent is not None)
+    assert ("Begin a new transaction" in str(caught.value)) == (sent is None)
+    with topic.consumer() as consumer:
+        assert len(consumer.poll(timeout=0.3)) in (sent or [0])
 
 
 def test_who_joined_and_commits_sends_once(client: txnkv.Client, txn: txnkv.Transaction) -> None:

@@ -249,6 +249,16 @@ _ENDED_BY: Final[Mapping[str, type[TxnkvError]]] = {
 }
 
 
+_ANEW: Final = "Begin a new transaction"
+_IN_PART: Final = (
+    "A part of what was flushed came before its commit, and is in it: look at what is there before "
+    "you write the rest in a new transaction"
+)
+_COMMITTING: Final = frozenset(
+    {TxnState.COMMIT_IN_PROGRESS, TxnState.FINALIZE_IN_PROGRESS, TxnState.COMMITTED}
+)
+
+
 def ending_error(row: TxnRow, what: str) -> TxnkvError:
     """Return the error for who wanted to commit a transaction that was aborted."""
     return _ENDED_BY.get(row.error or "", InvalidTxnStateError)(str(not_open(row, what)))
@@ -261,11 +271,17 @@ def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
     ended_by = _ENDED_BY.get(row.error or "", InvalidTxnStateError)
     kind = ended_by if issubclass(ended_by, InvalidTxnStateError) else InvalidTxnStateError
     made = kind(
-        f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
-        "Begin a new transaction"
+        f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. {_ANEW}"
     )
     made.retriable = ended_by.retriable
+    made._commits = row.state in _COMMITTING
     return made
+
+
+def note_part(error: BaseException, went: bool) -> None:
+    """Have an error of `not_open` say that a part of the flush `went` before, where that counts."""
+    if went and isinstance(error, InvalidTxnStateError) and error._commits:
+        error.args = (str(error).replace(_ANEW, _IN_PART),)
 
 
 def select(cur: apsw.Cursor, states: Iterable[TxnState] | None = None) -> list[TxnRow]:

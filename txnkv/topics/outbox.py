@@ -18,10 +18,11 @@ import apsw
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import Section, Timestamp, TxnRow, past_timeout, payload
+from txnkv.coordinator import Section, Timestamp, TxnRow, past_timeout, payload, status_table
 from txnkv.core import AckRun
 from txnkv.errors import (
     CommitOutcomeUnknownError,
+    InvalidTxnStateError,
     StorageFullError,
     TransactionTimedOutError,
     TxnkvError,
@@ -106,6 +107,7 @@ class Outbox:
         self._partitions: dict[int, _Partition] = {}
         self._acks: TransactionAcks | None = None
         self._bytes = 0
+        self._in_part = False  # some of it is staged, in this try or one before
         self._catalog: int | None = None
 
     @property
@@ -243,7 +245,13 @@ class Outbox:
             if partition is None:
                 raise topic_catalog.dropped(kept.topic)
             while kept.portions:
-                append.append(self._topics, row, partition, *kept.portions[0])
+                try:
+                    append.append(self._topics, row, partition, *kept.portions[0])
+                except InvalidTxnStateError as error:
+                    self._partitions.clear()  # it is refused for good, and told now
+                    status_table.note_part(error, self._in_part)
+                    raise
+                self._in_part = True
                 del kept.portions[0]
             del self._partitions[id]
         if self._acks is not None:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
+from txnkv.coordinator import status_table
 from txnkv.core import column_type
 from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError
 from txnkv.tables import (
@@ -136,11 +137,16 @@ def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> bool:
 
 def send_in(context: TxnContext, parcels: Iterable[Parcel]) -> Iterator[int]:
     """Send messages in a transaction; yields how many were sent until then."""
-    sent = 0
+    sent, went = 0, False
     for parcel in parcels:
         context.send(parcel.topic, parcel.parts, more=True)
         yield (sent := sent + parcel.rows)
-        context.settle(more=True)
+        try:
+            context.settle(more=True)
+        except InvalidTxnStateError as error:
+            status_table.note_part(error, went)
+            raise
+        went = context.scope is None  # those of an attempt may not count
     context.settle()
 
 
@@ -241,8 +247,9 @@ class SendBuffer:
         with self._lock:
             self._parcels = parcels + self._parcels
 
-    def give(self, context: TxnContext, note: Callable[[int], None]) -> None:
-        """Give all that waits to a transaction.
+    def give(self, context: TxnContext, note: Callable[[int], None]) -> bool:
+        """Give all that waits to a transaction; True when it had something, and has it staged where
+        it may not wait in memory.
 
         Args:
             context: the transaction.
@@ -252,7 +259,8 @@ class SendBuffer:
             TopicNotFoundError: a topic was dropped; what was sent to it is gone.
             InvalidTxnStateError: the transaction has ended, and all is gone.
         """
-        parcels = self.take()
+        if not (parcels := self.take()):
+            return False
         while parcels:
             try:
                 context.send(parcels[0].topic, parcels[0].parts)
@@ -265,6 +273,8 @@ class SendBuffer:
                 self.put_back(parcels)
                 raise
             note(parcels.pop(0).rows)
+        context.settle()
+        return True
 
     def after_fork_in_child(self) -> None:
         """Forget all that waits: the parent sends it."""

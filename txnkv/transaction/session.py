@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import TxnId
+from txnkv.coordinator import TxnId, status_table
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -539,24 +539,23 @@ class Session(Closing):
                     self._flush_alone()
                 else:
                     context.settle()  # what an earlier flush gave and could not stage
-                    if self._sending.pending:
-                        self._sending.give(context, self._note)
-                        context.settle()
-                    self._flush_runs(context, counted=counted)
+                    went = self._sending.give(context, self._note) and context.scope is None
+                    self._flush_runs(context, went, counted=counted)
                 outcome, self._flushed = self._flushed, Outcome()
                 return outcome
             finally:
                 self.flushing = before
 
-    def _flush_runs(self, context: TxnContext, *, counted: bool) -> None:
+    def _flush_runs(self, context: TxnContext, went: bool, *, counted: bool) -> None:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         try:
             self._rows.write(context, self._flushed.add, self._lock, counted=counted)
-        except BaseException:
+            context.settle()
+        except BaseException as error:
+            status_table.note_part(error, went)
             self._errors.keep(self._flushed)
             self._flushed = replace(self._flushed, errors=[], refused=0)
             raise
-        context.settle()
 
     def _flush_alone(self) -> None:
         """All that waits, in a transaction of its own. After an error all of it waits on, but

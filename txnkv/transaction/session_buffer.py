@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
+from txnkv.coordinator import status_table
 from txnkv.errors import (
     InvalidTxnStateError,
     RowError,
@@ -94,8 +95,7 @@ class Room:
         require_number("buffer_bytes", limit or 1, "bytes")
         if limit is not None and limit <= 0:
             raise ValueError(f"buffer_bytes is bytes above 0, or None, not {limit!r}")
-        self.limit = limit
-        self.refuses = refuses
+        self.limit, self.refuses = limit, refuses
         self.left: list[float] = [math.inf if limit is None else limit]
 
     def empty(self) -> None:
@@ -157,10 +157,8 @@ class Run:
     __slots__ = ("op", "rows", "shape", "writer")
 
     def __init__(self, writer: RowWriter, op: str, shape: bytes | None, rows: list[Values]) -> None:
-        self.writer = writer
-        self.op = op
-        self.shape = shape
-        self.rows = rows
+        self.writer, self.op = writer, op
+        self.shape, self.rows = shape, rows
 
 
 class SessionRows:
@@ -361,7 +359,7 @@ class SessionRows:
             counted: whether the caller looks at the counts.
         """
         with lock:
-            runs = self.take()
+            runs, went = self.take(), False
             written, self.written[:] = self.written[:], []
         if counted and written:
             tell(write_buffer.outcome_of(written))
@@ -370,6 +368,7 @@ class SessionRows:
             try:
                 made = context.write_rows(run.writer, run.op, run.rows, counted=counted)
             except BaseException as error:
+                status_table.note_part(error, went)
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
                 with lock:
@@ -377,6 +376,7 @@ class SessionRows:
                 raise
             if counted or made.refused:
                 tell(made)
+            went = context.scope is None  # those of an attempt may not count
             del runs[0]
 
     def put_back(self, runs: list[Run]) -> None:
