@@ -123,7 +123,8 @@ class RowError:
     """One row that was refused.
 
     Attributes:
-        op: the operation, as "insert".
+        op: the operation, as "insert"; of a key that two workers of a transaction wrote "delete"
+            or "write", for the commit knows no more of the later one.
         table: the table's name.
         key: the row's primary key: a scalar, or a tuple for a composite key.
         error: why, as an `AlreadyPresentError` or `NotFoundError`.

@@ -37,9 +37,9 @@ def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: tx
 @pytest.mark.parametrize(
     ("there", "ops", "told"),
     [
-        ([], ("insert", "insert"), "insert"),
-        ([], ("upsert", "insert"), "insert"),
-        ([3], ("update", "update"), "upsert"),
+        ([], ("insert", "insert"), "write"),
+        ([], ("insert", "upsert"), "write"),
+        ([3], ("update", "update"), "write"),
         ([3], ("update", "delete"), "delete"),
         ([3], ("delete", "delete_ignore"), "delete"),
     ],

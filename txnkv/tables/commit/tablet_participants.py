@@ -119,7 +119,8 @@ class TabletParticipants(Participants):
                     "and neither saw what the other wrote"
                 )
                 shown = tablet.readable_key(key)
-                errors.append(RowError(_operation(later), table.name, shown, why))
+                op = "delete" if later.kind == TOMBSTONES else "write"  # no more is known of it
+                errors.append(RowError(op, table.name, shown, why))
         if errors:
             refused = RowErrors(errors, None, self._tables.coordinator.txn_id(row.txn_id))
             refused.mendable = False
@@ -385,13 +386,6 @@ def _likely_pairs(
                 owners.add(keys, number, share, shares)
         found += owners.pairs(known, by, _MOST_PAIRS)
     return [(own[a], own[b]) for a, b in sorted(found, key=lambda pair: pair[::-1])]
-
-
-def _operation(info: RowSetInfo) -> str:
-    """The operation that a row set comes from, as far as it shows."""
-    if info.kind == TOMBSTONES:
-        return "delete"
-    return "upsert" if info.supersedes else "insert"
 
 
 def _entries(part: _Written, state: TabletState, after: Timestamp, upto: Timestamp) -> core.Entries:
