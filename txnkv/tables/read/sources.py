@@ -47,8 +47,6 @@ _FEW: Final = 64
 _MANY_MASKS: Final = 16
 """More of them are asked for together whether they may have keys of a block."""
 
-_SMALL: Final = 1 << 16
-"""Bytes of a row set: with fewer all of many masks are asked so."""
 
 _PLACED: Final = 64
 """Values of an "in", at most, that rule out tablets."""
@@ -180,11 +178,12 @@ class Masks:
     def over(self, info: RowSetInfo) -> list[Mask]:
         """Above one row set, those alone whose keys may meet its own."""
         memory = self._own if info.stamp is None else [*self._own, *self._memory]
-        near, above = [mask for mask in memory if _meets(mask, info)], self._view.above(info)
-        if info.stamp is None and info.size < _SMALL and len(above) > _MANY_MASKS:
-            return [*near, *self._staged[: len(above)]]  # a look for its keys is quicker
-        low, high = info.min_key, info.max_key
-        return [*near, *self._row_sets([one for one in above if one[0].overlaps(low, high)])]
+        low, high, above = info.min_key, info.max_key, self._view.above(info)
+        near: list[Mask] = [mask for mask in memory if _meets(mask, info)]
+        if info.stamp is not None:
+            return near + self._row_sets([one for one in above if one[0].overlaps(low, high)])
+        there = zip(self._staged, above, strict=False)  # the newest come first in both
+        return near + [mask for mask, (one, _) in there if one.overlaps(low, high)]
 
     @CachedProperty
     def _staged(self) -> list[Mask]:
