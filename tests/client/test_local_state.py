@@ -22,6 +22,7 @@ import pytest
 import txnkv
 from tests.threads import Held, committed, held, shared
 from txnkv.storage.faults import arm, disarm
+from txnkv.tables import Run
 from txnkv.transaction import commit_protocols
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import MOVES, Local, LocalState
@@ -140,7 +141,7 @@ class World:
         """The flush of a row that was taken while the transaction was open."""
         writer = self.client.writer(self.table)
         row = writer.checker["insert"].take((2, "late"))
-        return self.txn.context.write_rows(writer, "insert", [row]).inserted
+        return self.txn.context.write_rows(Run(writer, "insert", None, [row])).inserted
 
 
 CALLS: dict[str, Callable[[World], Any]] = {

@@ -83,6 +83,7 @@ from txnkv.tables.write import (
     Evaluated,
     Lacking,
     Outcome,
+    Run,
     SmallWrites,
     WriteContext,
     Written,

@@ -236,8 +236,8 @@ class RowWriter:
         return self.tablets[self._place(values, key)]
 
     def adapted(
-        self, rows: Sequence[Values], op: str, former: RowWriter
-    ) -> tuple[Sequence[Values], list[tuple[Values, str]]]:
+        self, rows: list[Values], op: str, former: RowWriter
+    ) -> tuple[list[Values], list[tuple[Values, str]]]:
         """Checked rows of another schema of the table, as rows of this one: without columns that it
         has not; and of those that are new an insert has the default, other operations nothing.
 

@@ -20,6 +20,7 @@ nobody sees could not be inserted, or be inserted twice.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import BusyError, Contender, back_off, brief, clock, is_calm, shielded_unless
-from txnkv.tables import Outcome, RowWriter, TableInfo, Values, arrow_input, scan, write_buffer
+from txnkv.tables import Outcome, RowWriter, Run, TableInfo, Values, arrow_input, scan, write_buffer
 from txnkv.topics import SubscriptionInfo, TopicInfo, refuse
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import begin as begin_commit
@@ -52,7 +53,7 @@ from txnkv.transaction.connection import Acknowledged, AnySubscription, Connecti
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.send_buffer import Parcel
-from txnkv.transaction.session_buffer import Acks, Run, size_of
+from txnkv.transaction.session_buffer import Acks, size_of
 from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20
@@ -103,8 +104,10 @@ class Lot:
         for info, ids, cumulative in self.acks:
             context.acknowledge(info, ids, cumulative=cumulative)
         context.settle()
-        for run in self.runs:
-            self.outcome.add(_write_now(context, run.writer, run.op, run.rows))
+        left = deque(self.runs)
+        while left:
+            self.outcome.add(_write_now(context, left[0], ahead=left))
+            del left[0]
         return self.outcome
 
     def without_gone(self, error: BaseException, instance: Instance) -> Lot:
@@ -169,12 +172,14 @@ def _is_there(instance: Instance, info: SubscriptionInfo) -> bool:
 
 
 def _write_now(
-    context: TxnContext, writer: RowWriter, op: str, rows: Sequence[Values], counted: bool = True
+    context: TxnContext, run: Run, *, counted: bool = True, ahead: Sequence[Run] = ()
 ) -> Outcome:
     """Write checked rows, which may have waited while the table was altered."""
-    now = context.instance.engine.row_writer(context.table_at_begin(writer.table))
-    rows, unfit = now.adapted(rows, op, writer)
-    outcome = context.write_rows(now, op, rows, counted=counted)
+    op, former = run.op, run.writer
+    now = context.instance.engine.row_writer(context.table_at_begin(former.table))
+    rows, unfit = now.adapted(run.rows, op, former)
+    run = Run(now, op, run.shape, rows)
+    outcome = context.write_rows(run, counted=counted, ahead=ahead)
     for values, name in unfit:
         error = SchemaError(f"column {name!r} may not be null any more, and the row has no value")
         outcome.add(write_buffer.refusal(now, op, values, error))
@@ -229,7 +234,7 @@ def write_row(instance: Instance, writer: RowWriter, op: str, values: Values) ->
     """
     outcome = write_alone(
         instance,
-        lambda context: _write_now(context, writer, op, [values], counted=False),
+        lambda context: _write_now(context, Run(writer, op, None, [values]), counted=False),
         again=True,
     )
     if outcome.refused:

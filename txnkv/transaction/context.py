@@ -57,11 +57,10 @@ from txnkv.tables import (
     Outcome,
     ReadSet,
     ReadView,
-    RowWriter,
+    Run,
     Scope,
     SmallWrites,
     TableInfo,
-    Values,
     WriteContext,
     staging,
     timed_out,
@@ -328,20 +327,18 @@ class TxnContext:
             self.instance.engine.failed_writes.take_back(self.row.txn_id)
         return self._parts().rows
 
-    def write_rows(
-        self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
-    ) -> Outcome:
+    def write_rows(self, run: Run, *, counted: bool = True, ahead: Sequence[Run] = ()) -> Outcome:
         """An operation on checked rows of one shape. After an error nothing of it counts.
 
         Args:
-            writer: of the table.
-            op: the operation.
-            rows: as its checker gives them.
+            run: the rows, as the checker of their table's writer gives them.
             counted: whether the caller looks at the counts.
+            ahead: as `SmallWrites.apply_rows` takes it.
 
         Raises:
             InvalidTxnStateError: the transaction is not open.
         """
+        writer, op, rows = run.writer, run.op, run.rows
         singly = len(rows) > 1 and writer.counts_singly(op)
         few = write_buffer.few_rows(writer, self.reads, stored=self.stored)
         if singly or len(rows) <= few:
@@ -350,7 +347,7 @@ class TxnContext:
                     self.settle()
                 if self.holds_rows:
                     outcome = Outcome()
-                    self.rows.apply_rows(writer, op, rows, outcome, counted=counted)
+                    self.rows.apply_rows(run, outcome, counted=counted, ahead=ahead)
                     self.settle_if_possible()
                     return outcome
         return self.write_batches(writer.table, op, writer.to_batches(op, rows))

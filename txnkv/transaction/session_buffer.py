@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -27,7 +28,17 @@ from txnkv.errors import (
     require_number,
 )
 from txnkv.storage import done_here, shielded_unless
-from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Values, Written, nothing, write_buffer
+from txnkv.tables import (
+    PARTIAL,
+    Adder,
+    Outcome,
+    RowWriter,
+    Run,
+    Values,
+    Written,
+    nothing,
+    write_buffer,
+)
 from txnkv.topics import SubscriptionInfo
 from txnkv.transaction.connection import (
     Acknowledged,
@@ -147,18 +158,6 @@ NO_LIMIT: Final = Room(None, refuses=False)
 
 
 # -- rows that wait --------------------------------------------------------------------
-
-
-class Run:
-    """Rows of one table, operation and shape (which columns they leave out) that were given one
-    after the other.
-    """
-
-    __slots__ = ("op", "rows", "shape", "writer")
-
-    def __init__(self, writer: RowWriter, op: str, shape: bytes | None, rows: list[Values]) -> None:
-        self.writer, self.op = writer, op
-        self.shape, self.rows = shape, rows
 
 
 class SessionRows:
@@ -359,25 +358,27 @@ class SessionRows:
             counted: whether the caller looks at the counts.
         """
         with lock:
-            runs, went = self.take(), False
+            runs, went = deque(self.take()), False
             written, self.written[:] = self.written[:], []
         if counted and written:
             tell(write_buffer.outcome_of(written))
         while runs:
             run = runs[0]
             try:
-                made = context.write_rows(run.writer, run.op, run.rows, counted=counted)
+                made = context.write_rows(run, counted=counted, ahead=runs)
             except BaseException as error:
                 status_table.note_part(error, went)
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
+                if gone:
+                    del runs[0]
                 with lock:
-                    self.put_back([] if over else runs[1:] if gone else runs)
+                    self.put_back([] if over else [*runs])
                 raise
             if counted or made.refused:
                 tell(made)
             went = context.scope is None  # those of an attempt may not count
-            del runs[0]
+            del runs[0]  # of a deque, at once
 
     def put_back(self, runs: list[Run]) -> None:
         """Keep what could not be written, in front of what came since."""

@@ -20,7 +20,7 @@ from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
-from txnkv.tables.read.point import find_row, text_bytes
+from txnkv.tables.read.point import find_row, find_some, text_bytes
 from txnkv.tables.read.predicate import KeyRange, by_key, one_zero, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
@@ -60,7 +60,7 @@ _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found", "few", "find_row", "get", "get_by", "get_many", "search", "text_bytes",
+    "Found", "few", "find_row", "find_some", "get", "get_by", "get_many", "search", "text_bytes",
 ]  # fmt: skip
 
 

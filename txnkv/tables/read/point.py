@@ -20,7 +20,7 @@ once. Smaller ones are copied. So while a row set's header is there, its blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -260,7 +260,13 @@ _asked_stored = brief(_asked)
 
 
 def _found(
-    tables: Tables, tablet: Tablet, view: ReadView, keys: core.Keys, rows: core.Rows | None
+    tables: Tables,
+    tablet: Tablet,
+    view: ReadView,
+    keys: core.Keys,
+    rows: core.Rows | None,
+    *,
+    ascending: bool = False,
 ) -> tuple[core.Bitmap, core.RowSlices]:
     own = None if view.own is None else view.own.memory(tablet.id)
 
@@ -270,7 +276,7 @@ def _found(
 
     if view.txn_id is None:
         return _asked(tables, tablet, view, ask)
-    sought = tablet.sought(keys) if keys.n <= FEW_KEYS else None  # in no order
+    sought = tablet.sought(keys) if ascending or keys.n <= FEW_KEYS else None
     return _asked_stored(tables, tablet, view, ask, sought)
 
 
@@ -286,6 +292,23 @@ def find_rows(
     if view.reads is not None:
         view.reads.add_keys(tablet.id, keys if rows is None else keys.gather(rows))
     return _found(tables, tablet, view, keys, rows)
+
+
+def find_some(
+    tables: Tables, tablet: Tablet, view: ReadView, keys: Collection[bytes]
+) -> dict[bytes, bytes | None]:
+    """The bytes of the rows with some keys, None for no row; who asks notes what it reads.
+
+    Raises:
+        As `find_rows`.
+    """
+    width, each = tablet.codec.width, sorted(keys)
+    asked = core.Keys.fixed(b"".join(each), width) if width else core.Keys.of(each)
+    there, rows = _found(tables, tablet, view, asked, None, ascending=True)
+    found: dict[bytes, bytes | None] = dict.fromkeys(each)
+    for i in there.positions().to_arrow().to_pylist():
+        found[each[i]] = rows.row(i)
+    return found
 
 
 def find_range(

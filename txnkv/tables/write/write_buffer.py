@@ -7,7 +7,8 @@ are staged.
     commit                 each MemRowSet becomes a section of the payload; validated inside the
                            commit log's SQLite transaction, first committer wins
     too much for that      the same rows are staged, and it goes on as a large transaction; those
-                           that come later are looked up in what is staged, too, and staged in turn
+                           that come later are looked up in what is staged, too, the next rows of a
+                           flush together, and staged in turn
 
 Entries are stamped by a counter of the transaction's statements; a commit takes the newest of
 each key. Nothing is written anywhere before the commit, and nothing at all when there is nothing.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -34,6 +36,7 @@ from txnkv.storage import CachedProperty, brief
 from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.commit import validate
 from txnkv.tables.operations import (
+    DELETES,
     NATIVE,
     PUT,
     RULES,
@@ -64,10 +67,15 @@ FEW_ROWS: Final = 500
 """So many rows of a kind are written one by one in C; more go through arrays."""
 
 _DEAR_ROWS: Final = 100
-"""The same of rows with values that C asks Python about: instants, decimals, lists."""
+"""The same of rows with values that C asks Python about: instants, decimals, lists; and where rows
+are staged already, which C does not know of: there a flush looks many up together.
+"""
 
 _SLOW_ROWS: Final = 12
 """The same where Python has to do with each row, as of a table with indexes."""
+
+_AHEAD: Final = 500
+"""So many rows that come next are looked up with one, where a transaction has staged others."""
 
 _INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
@@ -75,6 +83,20 @@ Written: TypeAlias = "int | tuple[SmallWrites, Tablet, bytes, int]"
 """An outcome of a row: one of these three, or what to ask for it: where a row was put, and by which
 statement.
 """
+
+
+class Run:
+    """Rows of one table, operation and shape (which columns they leave out) that were given one
+    after the other.
+    """
+
+    __slots__ = ("op", "rows", "shape", "writer")
+
+    def __init__(self, writer: RowWriter, op: str, shape: bytes | None, rows: list[Values]) -> None:
+        self.writer = writer
+        self.op = op
+        self.shape = shape
+        self.rows = rows
 
 
 class SmallWrites(core.Writes):
@@ -91,6 +113,10 @@ class SmallWrites(core.Writes):
     _before = 0
     _catalog: int | None = None
     _replacing: frozenset[int] = frozenset()
+    _ahead: Sequence[Run] = ()
+    _beneath: dict[RowWriter, dict[bytes, bytes | None]]
+    _turn: tuple[Run, bool]
+    _at = 0
 
     def __init__(
         self,
@@ -156,13 +182,7 @@ class SmallWrites(core.Writes):
     # -- single rows -------------------------------------------------------------------
 
     def apply_rows(
-        self,
-        writer: RowWriter,
-        op: str,
-        rows: Sequence[Values],
-        outcome: Outcome,
-        *,
-        counted: bool = True,
+        self, run: Run, outcome: Outcome, *, counted: bool = True, ahead: Sequence[Run] = ()
     ) -> None:
         """Take an operation on a few checked rows, one after the other; together where C leaves
         more than a few of them to Python.
@@ -170,36 +190,38 @@ class SmallWrites(core.Writes):
         After an error nothing of it counts.
 
         Args:
-            writer: of the table.
-            op: the operation.
-            rows: of one shape.
+            run: the rows.
             outcome: takes what became of them.
             counted: somebody wants to know whether upserts were inserts or updates; else whole
                 rows are written without a look at what is there.
+            ahead: the runs of a flush that are not written yet, this one in front.
         """
         self._before = self.statements
+        if not ahead or ahead is not self._ahead:
+            self._ahead, self._beneath = ahead, {}
+        self._turn = run, counted
         try:
-            made = self._one_by_one(writer, op, rows, counted=counted)
+            made = self._one_by_one(run, counted=counted)
             if made is None:
                 self._undo(self._before)
                 made = Outcome()
-                for batch in writer.to_batches(op, rows):
-                    self.apply_batch(writer.table, op, batch, made)
+                for batch in run.writer.to_batches(run.op, run.rows):
+                    self.apply_batch(run.writer.table, run.op, batch, made)
         except BaseException:
             self._undo(self._before)
             raise
         outcome.add(made)
 
-    def _one_by_one(
-        self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool
-    ) -> Outcome | None:
+    def _one_by_one(self, run: Run, *, counted: bool) -> Outcome | None:
         """The same; None where C has left too many of them to Python, which began with those."""
-        rule, simple, slowly = RULES[op], not writer.indexes, not writer.counts_singly(op)
+        writer, op = run.writer, run.op
+        rule, simple, small = RULES[op], not writer.indexes, self._staged is None
+        slowly = small and not writer.counts_singly(op)
         puts = simple and op == "upsert" and not counted
         native, reader = PUT if puts else NATIVE[op], writer.reader
         made, written, slow = Outcome(), list[Written](), 0
-        for values in rows:
-            what = self.write(reader, native, values) if self._staged is None else 0
+        for self._at, values in enumerate(run.rows):
+            what = self.write(reader, native, values) if small else 0
             if what:
                 written.append(what)
                 continue
@@ -259,7 +281,10 @@ class SmallWrites(core.Writes):
         given = values if deletes else writer.key_of(values)
         key = writer.key(given)
         tablet = writer.tablet(given, key)
-        old = self._find(tablet, key)
+        if self._staged is None:
+            old = self._find(tablet, key)
+        else:
+            old = self._find_ahead(writer, tablet, key)
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
             earlier = own is not None and own[0] > self._before
@@ -302,6 +327,45 @@ class SmallWrites(core.Writes):
         """The bytes of the row with this key, of its own or the snapshot's."""
         own = self._own(tablet, key)
         return lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
+
+    def _find_ahead(self, writer: RowWriter, tablet: Tablet, key: bytes) -> bytes | None:
+        """The same of the row whose turn it is; what is not its own is looked up together with
+        those that come next, since each look asks status.db.
+        """
+        own = self._own(tablet, key)
+        if own is not None:
+            return own[1]
+        if len(self._ahead) < 2 and len(self._turn[0].rows) < 2:  # none comes next
+            return lookup.find_row(self._tables, tablet, self._view, key)
+        known = self._beneath.get(writer)
+        if known is None or key not in known:
+            known = self._beneath[writer] = {}
+            for of, keys in self._coming(writer).items():
+                known.update(lookup.find_some(self._tables, of, self._view, keys))
+        if self._reads is not None:
+            self._reads.add_key(tablet.id, key)
+        return known[key]
+
+    def _coming(self, writer: RowWriter) -> dict[Tablet, set[bytes]]:
+        """The keys of a table's rows from the one whose turn it is, by tablet: of those that are
+        written one by one, and not without a look.
+        """
+        now, counted = self._turn
+        parts = [(now.op, now.rows[self._at : self._at + _AHEAD])]
+        left = _AHEAD - len(parts[0][1])
+        few = few_rows(writer, self._reads, stored=True)
+        for run in islice(self._ahead, 1, _AHEAD):
+            unseen = run.shape is None and not (counted or writer.indexes) and run.op == "upsert"
+            if left > 0 and run.writer is writer and len(run.rows) <= few and not unseen:
+                parts.append((run.op, run.rows))
+                left -= len(run.rows)
+        found: dict[Tablet, set[bytes]] = {}
+        for op, some in parts:
+            for values in some:
+                given = values if op in DELETES else writer.key_of(values)
+                key = writer.key(given)
+                found.setdefault(writer.tablet(given, key), set()).add(key)
+        return found
 
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
         """The row with this key, of its own or the snapshot's.
@@ -396,9 +460,9 @@ class SmallWrites(core.Writes):
 def few_rows(writer: RowWriter, reads: ReadSet | None, *, stored: bool) -> int:
     """Return how many rows of one kind are better written one by one."""
     dear = bool(writer.indexes) and not writer.native_entries
-    if dear or reads is not None or stored:
+    if reads is not None or (dear and not stored):
         return min(FEW_ROWS, _SLOW_ROWS)
-    return FEW_ROWS if writer.is_plain else min(FEW_ROWS, _DEAR_ROWS)
+    return FEW_ROWS if writer.is_plain and not stored else min(FEW_ROWS, _DEAR_ROWS)
 
 
 def is_small(batch: pa.RecordBatch, *, stored: bool) -> bool:
