@@ -205,8 +205,6 @@ def test_options_have_the_types_of_their_words(
         ("offset", lambda c, t: t.fetch(0, "latest")),
         ("max_bytes", lambda c, t: t.fetch(0, 0, max_bytes="5")),
         ("max_bytes", lambda c, t: t.fetch(0, 0, max_bytes=1e6)),
-        ("partitions", lambda c, t: c.create_topic("new", partitions="2")),
-        ("partitions", lambda c, t: c.create_topic("new", partitions=1.5)),
     ],
 )
 def test_what_is_no_number_is_named(

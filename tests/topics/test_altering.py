@@ -78,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"buffer": "sidecar"}, TypeError, "can be changed, not buffer"),
     ({"partitions": 0}, ValueError, "a topic has 1 to 1024 partitions, not 0"),
     ({"partitions": 1025}, ValueError, "a topic has 1 to 1024 partitions, not 1025"),
-    ({"partitions": "4"}, TypeError, "partitions is a number of parts, not the str '4'"),
+    ({"partitions": "4"}, ValueError, "partitions, not '4'"),
     ({"altered": 4}, TypeError, "can be changed, not altered"),
 ]
 

@@ -40,8 +40,10 @@ def test_topics_are_made_found_and_dropped(client: txnkv.Client) -> None:
     assert not set(again.partitions) & set(made.partitions)
 
 
-@pytest.mark.parametrize(("partitions", "buffer"), [(0, "marker"), (1025, "marker"), (1, "other")])
-def test_arguments_that_make_no_sense(client: txnkv.Client, partitions: int, buffer: str) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "buffer"), [(0, "marker"), (1025, "marker"), (1, "other"), ("2", "marker")]
+)
+def test_arguments_that_make_no_sense(client: txnkv.Client, partitions: Any, buffer: str) -> None:
     with pytest.raises(ValueError, match=r"partitions|buffer"):
         internals.topics(client).create("t", partitions, buffer, TopicOptions())
 

@@ -200,7 +200,8 @@ class TopicOptions:
         max_message_bytes: a larger message is sent in pieces.
         replica_of, replica_topic: ids of store and topic that it copies; nobody else writes to it.
         retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
-        value_schema, value_defaults: as a `ValueStage` has them; None: values are bytes.
+        value_schema: the columns of values; None: values are bytes.
+        value_defaults: of these columns, as a `ValueStage` has them.
         former_values: the schemas before it, the first one first.
         altered: how often they were changed.
         cleanup: "compact": of the messages of a key the last one stays; "delete": all do.
@@ -384,8 +385,7 @@ def _add_partitions(cur: apsw.Cursor, topic_id: int, numbers: range) -> None:
 
 
 def _count(partitions: int) -> int:
-    require_number("partitions", partitions, "parts", whole=True)
-    if 1 <= partitions <= MAX_PARTITIONS:
+    if hasattr(partitions, "__index__") and 1 <= partitions <= MAX_PARTITIONS:
         return int(partitions)
     raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
 
