@@ -177,3 +177,40 @@ def test_few_rows_ask_status_db(
     assert len(asked) <= 20 * tables
     txn.commit()
     assert sum(client.table(name).count() for name in names) >= 2000
+
+
+def test_large_rows_are_looked_up_few_at_a_time(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many bytes, not rows: 500 of a megabyte were read for each, and kept."""
+    table = client.create_table("t", SCHEMA)
+    with client.transaction() as txn:
+        for id in range(200):
+            txn.insert(table, {"id": id, "u": id, "v": "v" * 300_000 if id < 100 else "v"})
+    with monkeypatch.context() as patched:
+        patched.setattr(write_buffer, "MAX_ROWS", 0)
+        txn = client.new_transaction()
+        txn.insert(table, {"id": 1000, "u": 0, "v": None})
+        txn.insert(table, {"id": 1001, "u": 0, "v": None})
+        txn.flush()
+    assert txn.context.stored
+    looked: list[int] = []
+    real = write_buffer.lookup.find_some
+
+    def find_some(*args: Any) -> Any:
+        looked.append(len(args[3]))
+        return real(*args)
+
+    monkeypatch.setattr(write_buffer.lookup, "find_some", find_some)
+    for id in range(100):
+        (txn.delete, txn.delete_ignore)[id % 2](table, id)
+    txn.flush()
+    assert sum(looked) < 400
+    assert max(looked[1:]) < 16
+    del looked[:]
+    for id in range(100, 200):
+        (txn.delete, txn.delete_ignore)[id % 2](table, id)
+    txn.flush()
+    assert max(looked) > 16
+    txn.commit()
+    assert table.count() == 2

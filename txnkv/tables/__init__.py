@@ -79,6 +79,7 @@ from txnkv.tables.table_history import History, seconds_of
 from txnkv.tables.table_index import TableIndex, find_index, no_index
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest
 from txnkv.tables.write import (
+    Ahead,
     ChangedRows,
     Evaluated,
     Lacking,

@@ -20,7 +20,6 @@ nobody sees could not be inserted, or be inserted twice.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +43,17 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import BusyError, Contender, back_off, brief, clock, is_calm, shielded_unless
-from txnkv.tables import Outcome, RowWriter, Run, TableInfo, Values, arrow_input, scan, write_buffer
+from txnkv.tables import (
+    Ahead,
+    Outcome,
+    RowWriter,
+    Run,
+    TableInfo,
+    Values,
+    arrow_input,
+    scan,
+    write_buffer,
+)
 from txnkv.topics import SubscriptionInfo, TopicInfo, refuse
 from txnkv.transaction.begin import AT_ONCE, begin
 from txnkv.transaction.commit_protocols import begin as begin_commit
@@ -104,7 +113,7 @@ class Lot:
         for info, ids, cumulative in self.acks:
             context.acknowledge(info, ids, cumulative=cumulative)
         context.settle()
-        left = deque(self.runs)
+        left = Ahead(self.runs)
         while left:
             self.outcome.add(_write_now(context, left[0], ahead=left))
             del left[0]
@@ -172,7 +181,7 @@ def _is_there(instance: Instance, info: SubscriptionInfo) -> bool:
 
 
 def _write_now(
-    context: TxnContext, run: Run, *, counted: bool = True, ahead: Sequence[Run] = ()
+    context: TxnContext, run: Run, *, counted: bool = True, ahead: Ahead | None = None
 ) -> Outcome:
     """Write checked rows, which may have waited while the table was altered."""
     op, former = run.op, run.writer

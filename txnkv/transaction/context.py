@@ -54,6 +54,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import BusyError, clock, fault_point, is_calm, patience
 from txnkv.tables import (
+    Ahead,
     Outcome,
     ReadSet,
     ReadView,
@@ -327,7 +328,7 @@ class TxnContext:
             self.instance.engine.failed_writes.take_back(self.row.txn_id)
         return self._parts().rows
 
-    def write_rows(self, run: Run, *, counted: bool = True, ahead: Sequence[Run] = ()) -> Outcome:
+    def write_rows(self, run: Run, *, counted: bool = True, ahead: Ahead | None = None) -> Outcome:
         """An operation on checked rows of one shape. After an error nothing of it counts.
 
         Args:

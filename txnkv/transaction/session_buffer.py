@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -31,6 +30,7 @@ from txnkv.storage import done_here, shielded_unless
 from txnkv.tables import (
     PARTIAL,
     Adder,
+    Ahead,
     Outcome,
     RowWriter,
     Run,
@@ -358,7 +358,7 @@ class SessionRows:
             counted: whether the caller looks at the counts.
         """
         with lock:
-            runs, went = deque(self.take()), False
+            runs, went = Ahead(self.take()), False
             written, self.written[:] = self.written[:], []
         if counted and written:
             tell(write_buffer.outcome_of(written))
@@ -378,7 +378,7 @@ class SessionRows:
             if counted or made.refused:
                 tell(made)
             went = context.scope is None  # those of an attempt may not count
-            del runs[0]  # of a deque, at once
+            del runs[0]
 
     def put_back(self, runs: list[Run]) -> None:
         """Keep what could not be written, in front of what came since."""

@@ -4,4 +4,4 @@ from txnkv.tables.write import staging, write_buffer
 from txnkv.tables.write.index_changes import ChangedRows, Lacking, lacking
 from txnkv.tables.write.mutations import Evaluated, Outcome
 from txnkv.tables.write.staging import WriteContext
-from txnkv.tables.write.write_buffer import Run, SmallWrites, Written
+from txnkv.tables.write.write_buffer import Ahead, Run, SmallWrites, Written

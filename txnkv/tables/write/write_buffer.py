@@ -16,6 +16,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,8 +75,11 @@ are staged already, which C does not know of: there a flush looks many up togeth
 _SLOW_ROWS: Final = 12
 """The same where Python has to do with each row, as of a table with indexes."""
 
+_FIRST_AHEAD: Final = 16
 _AHEAD: Final = 500
-"""So many rows that come next are looked up with one, where a transaction has staged others."""
+"""So many rows, first and at most, are looked up together where a transaction has staged others."""
+_AHEAD_BYTES: Final = 1 << 20
+"""About so many bytes of rows are looked up together."""
 
 _INSERTED, _UPDATED, _DELETED = 1, 2, 3
 
@@ -99,6 +103,39 @@ class Run:
         self.rows = rows
 
 
+class Ahead(deque[Run]):
+    """The runs of a flush that are not written yet, the one whose turn it is in front, and what was
+    looked up for rows of theirs.
+
+    Attributes:
+        of: whose rows in memory lie above that; others have staged some.
+        known: by writer and key the bytes of a row, None for no row, until it is asked for.
+        most: so many rows are looked up together.
+        at: the row whose turn it is, by its number in its run.
+        counted: as `SmallWrites.apply_rows` has it.
+    """
+
+    of: SmallWrites | None = None
+    most = _FIRST_AHEAD
+    at = 0
+    counted = True
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        super().__init__(runs)
+        self.known: dict[RowWriter, dict[bytes, bytes | None]] = {}
+
+    def begin(self, of: SmallWrites) -> None:
+        """Know nothing: what was in memory is staged."""
+        if any(self.known.values()):  # looked up for nothing
+            self.most = max(1, self.most // 4)
+        self.of, self.known = of, {}
+
+    def adapt(self, looked: int, unused: int, size: int) -> None:
+        """Look up more the next time where most of it was used, or less, as `size` bytes say."""
+        most = self.most // 2 if 2 * unused > looked else self.most * 2
+        self.most = max(1, min(most, _AHEAD, looked * _AHEAD_BYTES // max(size, 1)))
+
+
 class SmallWrites(core.Writes):
     """The rows that one transaction has written and holds in memory.
 
@@ -113,10 +150,6 @@ class SmallWrites(core.Writes):
     _before = 0
     _catalog: int | None = None
     _replacing: frozenset[int] = frozenset()
-    _ahead: Sequence[Run] = ()
-    _beneath: dict[RowWriter, dict[bytes, bytes | None]]
-    _turn: tuple[Run, bool]
-    _at = 0
 
     def __init__(
         self,
@@ -182,7 +215,7 @@ class SmallWrites(core.Writes):
     # -- single rows -------------------------------------------------------------------
 
     def apply_rows(
-        self, run: Run, outcome: Outcome, *, counted: bool = True, ahead: Sequence[Run] = ()
+        self, run: Run, outcome: Outcome, *, counted: bool = True, ahead: Ahead | None = None
     ) -> None:
         """Take an operation on a few checked rows, one after the other; together where C leaves
         more than a few of them to Python.
@@ -194,14 +227,15 @@ class SmallWrites(core.Writes):
             outcome: takes what became of them.
             counted: somebody wants to know whether upserts were inserts or updates; else whole
                 rows are written without a look at what is there.
-            ahead: the runs of a flush that are not written yet, this one in front.
+            ahead: of the flush, with this run in front.
         """
         self._before = self.statements
-        if not ahead or ahead is not self._ahead:
-            self._ahead, self._beneath = ahead, {}
-        self._turn = run, counted
+        if ahead is not None:
+            ahead.counted = counted
+            if ahead.of is not self:
+                ahead.begin(self)
         try:
-            made = self._one_by_one(run, counted=counted)
+            made = self._one_by_one(run, ahead, counted=counted)
             if made is None:
                 self._undo(self._before)
                 made = Outcome()
@@ -212,7 +246,7 @@ class SmallWrites(core.Writes):
             raise
         outcome.add(made)
 
-    def _one_by_one(self, run: Run, *, counted: bool) -> Outcome | None:
+    def _one_by_one(self, run: Run, ahead: Ahead | None, *, counted: bool) -> Outcome | None:
         """The same; None where C has left too many of them to Python, which began with those."""
         writer, op = run.writer, run.op
         rule, simple, small = RULES[op], not writer.indexes, self._staged is None
@@ -220,7 +254,9 @@ class SmallWrites(core.Writes):
         puts = simple and op == "upsert" and not counted
         native, reader = PUT if puts else NATIVE[op], writer.reader
         made, written, slow = Outcome(), list[Written](), 0
-        for self._at, values in enumerate(run.rows):
+        if small or (ahead is not None and ahead[0].writer is not writer):
+            ahead = None  # as of a table that was altered meanwhile
+        for at, values in enumerate(run.rows):
             what = self.write(reader, native, values) if small else 0
             if what:
                 written.append(what)
@@ -234,7 +270,9 @@ class SmallWrites(core.Writes):
                 self._note_replaced(tablet)  # perhaps
                 self._put(tablet, key, row)
                 continue
-            error = self._apply(writer, rule, values, made)
+            if ahead is not None:
+                ahead.at = at
+            error = self._apply(writer, rule, values, made, ahead)
             if error is None:
                 continue
             if rule.ignores:
@@ -274,17 +312,19 @@ class SmallWrites(core.Writes):
         return _INSERTED if outcome.inserted else _UPDATED if outcome.updated else _DELETED
 
     def _apply(
-        self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
+        self,
+        writer: RowWriter,
+        rule: Rule,
+        values: Values,
+        outcome: Outcome,
+        ahead: Ahead | None = None,
     ) -> TxnkvError | None:
         """Take one row; return the error where it is refused."""
         deletes = rule.there is Effect.GONE
         given = values if deletes else writer.key_of(values)
         key = writer.key(given)
         tablet = writer.tablet(given, key)
-        if self._staged is None:
-            old = self._find(tablet, key)
-        else:
-            old = self._find_ahead(writer, tablet, key)
+        old = self._find(tablet, key) if ahead is None else self._find_ahead(ahead, tablet, key)
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
             earlier = own is not None and own[0] > self._before
@@ -328,43 +368,45 @@ class SmallWrites(core.Writes):
         own = self._own(tablet, key)
         return lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
 
-    def _find_ahead(self, writer: RowWriter, tablet: Tablet, key: bytes) -> bytes | None:
+    def _find_ahead(self, ahead: Ahead, tablet: Tablet, key: bytes) -> bytes | None:
         """The same of the row whose turn it is; what is not its own is looked up together with
         those that come next, since each look asks status.db.
         """
-        own = self._own(tablet, key)
+        own, writer = self._own(tablet, key), ahead[0].writer
         if own is not None:
             return own[1]
-        if len(self._ahead) < 2 and len(self._turn[0].rows) < 2:  # none comes next
-            return lookup.find_row(self._tables, tablet, self._view, key)
-        known = self._beneath.get(writer)
+        known = ahead.known.get(writer)
         if known is None or key not in known:
-            known = self._beneath[writer] = {}
-            for of, keys in self._coming(writer).items():
+            unused, coming = len(known or ()), self._coming(ahead)
+            known = ahead.known[writer] = {}
+            if (looked := sum(map(len, coming.values()))) == 1:
+                ahead.adapt(1, 0, 1)
+                return lookup.find_row(self._tables, tablet, self._view, key)
+            for of, keys in coming.items():
                 known.update(lookup.find_some(self._tables, of, self._view, keys))
+            ahead.adapt(looked, unused, sum([len(row or b"") for row in known.values()]))
         if self._reads is not None:
             self._reads.add_key(tablet.id, key)
-        return known[key]
+        return known.pop(key)
 
-    def _coming(self, writer: RowWriter) -> dict[Tablet, set[bytes]]:
+    def _coming(self, ahead: Ahead) -> dict[Tablet, set[bytes]]:
         """The keys of a table's rows from the one whose turn it is, by tablet: of those that are
         written one by one, and not without a look.
         """
-        now, counted = self._turn
-        parts = [(now.op, now.rows[self._at : self._at + _AHEAD])]
-        left = _AHEAD - len(parts[0][1])
+        now, found, left = ahead[0], dict[Tablet, set[bytes]](), ahead.most
+        writer, at = now.writer, ahead.at
         few = few_rows(writer, self._reads, stored=True)
-        for run in islice(self._ahead, 1, _AHEAD):
-            unseen = run.shape is None and not (counted or writer.indexes) and run.op == "upsert"
-            if left > 0 and run.writer is writer and len(run.rows) <= few and not unseen:
-                parts.append((run.op, run.rows))
-                left -= len(run.rows)
-        found: dict[Tablet, set[bytes]] = {}
-        for op, some in parts:
-            for values in some:
-                given = values if op in DELETES else writer.key_of(values)
+        for run in islice(ahead, ahead.most):
+            unseen = not (ahead.counted or writer.indexes or run.shape) and run.op == "upsert"
+            if run.writer is not writer or (run is not now and (len(run.rows) > few or unseen)):
+                continue
+            for values in islice(run.rows, at if run is now else 0, None):
+                given = values if run.op in DELETES else writer.key_of(values)
                 key = writer.key(given)
                 found.setdefault(writer.tablet(given, key), set()).add(key)
+                left -= 1
+                if left == 0:
+                    return found
         return found
 
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
