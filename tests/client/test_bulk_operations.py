@@ -319,6 +319,24 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
     assert rows_of(goods.scan().to_arrow()) == model.rows
 
 
+def test_a_row_set_that_is_gone_for_good_is_told_as_damage(
+    client: txnkv.Client, goods: txnkv.Table, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked for without end."""
+    model = Model()
+    with begin() as txn:
+        write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(30)], model)
+
+    def retired(self: Tablet, info: RowSetInfo) -> RowSet:
+        raise RowSetRetired(f"row set {info.id}")
+
+    with begin() as txn:
+        write(txn, goods, "upsert", [{"id": i, "n": 1} for i in range(20, 40)], model)
+        arm("commit.decided", lambda: monkeypatch.setattr(Tablet, "row_set", retired))
+    assert client.metrics()["failing_parts"] > 0
+    monkeypatch.undo()
+
+
 # -- columns ---------------------------------------------------------------------------
 
 

@@ -210,6 +210,7 @@ class Resolution:
         self._ids = ids
         self._commit_ts = row.commit_ts
         self._staged: dict[int, list[RowSetInfo]] = {}
+        self._gone: dict[int, Sequence[RowSetInfo]] = {}  # where one was, by tablet
 
     def finalize(self) -> dict[int, Exception]:
         """Stamp what was replaced, give the transaction's rows their plain stamp.
@@ -278,9 +279,13 @@ class Resolution:
             if not settled:
                 require_settled(self._tables, tablet, before)
             tablet.state(self._commit_ts)  # all that committed before is known here
+            state = tablet.reload()
             try:
-                noted[tablet.id] = self._put(tablet, tablet.reload())
+                noted[tablet.id] = self._put(tablet, state)
             except RowSetRetired:
+                if self._gone.get(tablet.id) == state.infos:  # and nothing takes its place
+                    raise
+                self._gone[tablet.id] = state.infos
                 raise _Replaced(tablet.id) from None
 
         before = Timestamp(self._commit_ts - 1)
