@@ -152,6 +152,7 @@ def test_who_failed_writes_nothing_when_it_is_closed(
     assert table.count() == 0
 
 
+@pytest.mark.parametrize("call", ["flush", "commit"])
 @pytest.mark.parametrize(
     ("step", "messages", "rows", "sent"),
     [
@@ -169,6 +170,7 @@ def test_a_flush_that_meets_the_commit_says_what_is_in_it(
     messages: int,
     rows: int,
     sent: Any,
+    call: str,
 ) -> None:
     """Whoever flushed all of it anew, as it said, had a part of it twice."""
     topic = client.create_topic("e", partitions=4)
@@ -179,7 +181,7 @@ def test_a_flush_that_meets_the_commit_says_what_is_in_it(
         (joined.upsert, joined.insert)[n % 2](table, (n, None))
     arm(step, txn.commit)
     with pytest.raises(txnkv.InvalidTxnStateError) as caught:
-        joined.flush()
+        getattr(joined, call)()
     disarm()
     joined.drop()
     assert ("A part of what was flushed" in str(caught.value)) == (sent is not None)
@@ -345,7 +347,7 @@ def test_a_joined_handle_that_is_dropped_tells_what_is_lost(
     settle_dropped()
     txn.commit()
     assert table.count() == 0
-    assert "was dropped with rows or messages that are lost" in caplog.text
+    assert "was dropped with rows or messages that are lost (1)" in caplog.text
 
 
 def test_transactions_have_different_tokens(client: txnkv.Client) -> None:

@@ -185,7 +185,7 @@ class AsyncClient(ClosingWrapper[Client]):
                     return result
                 pause = retries.pause(error)
             except Exception as error:
-                if not getattr(error, "retriable", False):
+                if getattr(error, "retriable", None) is not True:
                     raise
                 pause = retries.pause(error)
                 attempts.failed(error)

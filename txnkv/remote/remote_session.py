@@ -475,7 +475,8 @@ class RemoteSession(RemoteHandle, Session):
         try:
             try:
                 over = self._txn is not None and self._txn.over
-                if not over and (self.has_pending or not self.channel.closed):
+                told = self._mode == "manual" and not self.has_pending  # else rows may be refused
+                if not over and not (told and self.channel.closed):
                     self._flusher.wait(self)
                     calls = [Call(self.twin, self, name) for name in ("flush", "pending_errors")]
                     self._refused = self._request(*calls)

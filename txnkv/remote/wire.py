@@ -220,8 +220,9 @@ def _call(name: str, of: Any, method: Method, made: Any, by: str) -> Callable[..
             given = takes.bind(self, *args, **named)
             given.arguments.pop("progress", None)  # who has none of a server
             args, named = given.args[1:], given.kwargs
-        named = {each: at_hand(value) for each, value in named.items()}
-        found = getattr(self, by)(name, *map(at_hand, args), **named)
+        if name in _TAKE_SEVERAL:
+            args, named = tuple(map(at_hand, args)), {k: at_hand(v) for k, v in named.items()}
+        found = getattr(self, by)(name, *args, **named)
         return found if made is None else made(self._connection, found)
 
     return call
@@ -249,14 +250,17 @@ def arguments(of: Callable[..., Any], args: Sequence[Any], named: Mapping[str, A
 _signature_of: Final = cache(signature)
 
 
+_TAKE_SEVERAL: Final = frozenset({"get_many", "get_by"})
+
+
 def at_hand(value: Any, deep: int = 0) -> Any:
-    """Return an argument that may be sent again: with a list for an iterator, also so deep inside,
-    as `where` has the constants of `in`.
+    """Return an argument that may be sent again: with a list for an iterator so deep inside, as
+    `where` has the constants of `in`.
     """
     kind = type(value)
     if deep and kind in (list, tuple):
         return kind([at_hand(each, deep - 1) for each in value])
-    return list(value) if hasattr(kind, "__next__") else value
+    return list(value) if not deep and hasattr(kind, "__next__") else value
 
 
 # -- values ----------------------------------------------------------------------------

@@ -439,8 +439,7 @@ class Transaction(Closing):
                 context.sessions += (found,)
                 context.local.withdraw()
                 self._own_session = found
-                # Rows and messages by the thousand go straight there.
-                for name in ("insert", "upsert", "update", "delete", "send"):
+                for name in ("insert", "upsert", "update", "delete", "send"):  # many go on there
                     self.__dict__[name] = getattr(found, name)
         return found
 
@@ -530,8 +529,9 @@ class Transaction(Closing):
             with suppress(InvalidTxnStateError):  # the rest is not committed without them
                 self.abort_for(str(error))
             raise
-        except InvalidTxnStateError:
-            context.look_open("commit")  # ended by another handle: the error that says why
+        except InvalidTxnStateError as error:
+            if not error._commits:  # else it may say what is in the commit
+                context.look_open("commit")  # ended by another handle: the error that says why
             raise
 
     def _require_flushed(self, gated: bool | None = None) -> None:
