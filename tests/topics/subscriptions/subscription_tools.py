@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import txnkv
@@ -37,3 +38,16 @@ def left_over(client: txnkv.Client) -> int:
     tables = ("pending_acks", "leases", "returned_acks", "acked_ranges")
     with internals.status(client).read() as cur:
         return sum(cur.execute(f"SELECT count(*) FROM {name}").get for name in tables)
+
+
+def asked(program: Any, call: Callable[[Any], Any]) -> Any:
+    """What a call of a program answers, or the class of its error; `program.open` has its
+    transactions by name, of which those that ended go.
+    """
+    try:
+        return call(program)
+    except (txnkv.TxnkvError, IndexError) as error:
+        for name, txn in list(program.open.items()):
+            if txn.state is not txnkv.TxnState.OPEN:
+                del program.open[name]
+        return type(error)

@@ -18,7 +18,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.topics.subscriptions.subscription_tools import send, take
+from tests.topics.subscriptions.subscription_tools import asked, send, take
 from txnkv.coordinator import Coordinator
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.topics import LeaseReader
@@ -111,16 +111,6 @@ def step(rng: random.Random) -> Callable[[Program], Any]:
             lambda p: p.txn(name).upsert("rows", (n, which)),
         ]
     )
-
-
-def asked(program: Program, call: Callable[[Program], Any]) -> Any:
-    try:
-        return call(program)
-    except (txnkv.TxnkvError, IndexError) as error:
-        for name, txn in list(program.open.items()):
-            if txn.state is not txnkv.TxnState.OPEN:
-                del program.open[name]
-        return type(error)
 
 
 @pytest.fixture

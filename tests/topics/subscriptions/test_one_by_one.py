@@ -24,7 +24,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.topics.subscriptions.subscription_tools import send
+from tests.topics.subscriptions.subscription_tools import asked, send
 from tools.interrupts import Interruption
 from txnkv.topics import Exclusive, ExclusiveReader
 from txnkv.transaction.context import TxnContext
@@ -116,16 +116,6 @@ def step(rng: random.Random) -> Callable[[Program], Answer]:
             lambda p: p.txn(name).serialize() is None,
         ]
     )
-
-
-def asked(program: Program, call: Callable[[Program], Answer]) -> Answer:
-    try:
-        return call(program)
-    except (txnkv.TxnkvError, IndexError) as error:
-        for name, txn in list(program.open.items()):
-            if txn.state is not txnkv.TxnState.OPEN:
-                del program.open[name]
-        return type(error)
 
 
 @pytest.fixture

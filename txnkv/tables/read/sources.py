@@ -47,7 +47,6 @@ _FEW: Final = 64
 _MANY_MASKS: Final = 16
 """More of them are asked for together whether they may have keys of a block."""
 
-
 _PLACED: Final = 64
 """Values of an "in", at most, that rule out tablets."""
 
