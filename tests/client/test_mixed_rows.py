@@ -214,3 +214,26 @@ def test_large_rows_are_looked_up_few_at_a_time(
     assert max(looked) > 16
     txn.commit()
     assert table.count() == 2
+
+
+@pytest.mark.parametrize("again", [1, 50, 400])
+def test_a_row_that_is_only_staged_is_not_told_to_be_in_the_table(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    client.create_table("t", SCHEMA)
+    with client.transaction() as before:
+        before.insert("t", {"id": -1, "u": 0, "v": None})
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", 100)
+    txn = client.new_transaction()
+    for id in range(500):
+        txn.insert("t", {"id": id, "u": id, "v": None})
+    txn.flush()
+    assert txn.context.stored
+    for id in range(-1, again):
+        txn.insert("t", {"id": id, "u": id, "v": None})
+    with pytest.raises(txnkv.RowErrors) as caught:
+        txn.flush()
+    first, *rest = (str(each.error) for each in caught.value.errors)
+    assert first == "a row with this key is in the table"
+    assert {*rest} == {"this transaction has staged the key already"}
+    txn.rollback()

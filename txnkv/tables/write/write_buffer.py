@@ -330,7 +330,8 @@ class SmallWrites(core.Writes):
             earlier = own is not None and own[0] > self._before
             if old is None:
                 return not_there(earlier=earlier)
-            return already_there(earlier=earlier, own=own is not None)
+            staged = own is not None or self._has_staged(tablet, key)
+            return already_there(earlier=earlier, own=staged)
         row: bytes | None = None
         if not deletes:
             if old is None and MISSING in values:
@@ -367,6 +368,12 @@ class SmallWrites(core.Writes):
         """The bytes of the row with this key, of its own or the snapshot's."""
         own = self._own(tablet, key)
         return lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
+
+    def _has_staged(self, tablet: Tablet, key: bytes) -> bool:
+        """Tell whether a row that is there is one that only the transaction has staged."""
+        if self._staged is None:
+            return False
+        return lookup.find_row(self._tables, tablet, ReadView(self._view.snapshot), key) is None
 
     def _find_ahead(self, ahead: Ahead, tablet: Tablet, key: bytes) -> bytes | None:
         """The same of the row whose turn it is; what is not its own is looked up together with
