@@ -232,7 +232,7 @@ def _see_the_end() -> None:
 
 def _tell_lost(waiting: Sequence[Sized], name: str = "a session outside of transactions") -> None:
     said = "%s was dropped with rows or messages that are lost (%d): close it, or use it in `with`"
-    if lost := sum(map(len, {id(each): each for each in waiting}.values())):
+    if lost := sum(map(len, waiting)):
         _log.warning(said, name, lost)
 
 

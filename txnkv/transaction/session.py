@@ -103,7 +103,7 @@ class Session(Closing):
         if context is None:
             note_alone(connection, self, (self._rows, self._sending, self._acks))
         elif context.buffers is not None:
-            context.buffers += self._rows, self._sending
+            context.buffers += (self._rows, self._sending) if rows is None else (self._sending,)
 
     # -- rows, batches ---------------------------------------------------------------
 

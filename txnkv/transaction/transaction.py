@@ -439,7 +439,7 @@ class Transaction(Closing):
                 context.sessions += (found,)
                 context.local.withdraw()
                 self._own_session = found
-                for name in ("insert", "upsert", "update", "delete", "send"):  # many go on there
+                for name in ("insert", "upsert", "update", "delete", "send"):  # straight there now
                     self.__dict__[name] = getattr(found, name)
         return found
 

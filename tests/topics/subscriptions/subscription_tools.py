@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import txnkv
@@ -51,3 +51,18 @@ def asked(program: Any, call: Callable[[Any], Any]) -> Any:
             if txn.state is not txnkv.TxnState.OPEN:
                 del program.open[name]
         return type(error)
+
+
+def answer_the_same(
+    short: Any, long: Any, calls: Iterable[Callable[[Any], Any]], long_way: Callable[[bool], None]
+) -> None:
+    """Make the same calls of two programs, of one of them the long way, and end what is open."""
+    for number, call in enumerate(calls):
+        found = asked(short, call)
+        long_way(True)
+        wanted = asked(long, call)
+        long_way(False)
+        assert found == wanted, number
+    for program in short, long:
+        for name in [*program.open]:
+            asked(program, lambda p, name=name: p.end(name, "rollback"))

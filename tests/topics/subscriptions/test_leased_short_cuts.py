@@ -18,7 +18,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.topics.subscriptions.subscription_tools import asked, send, take
+from tests.topics.subscriptions.subscription_tools import answer_the_same, send, take
 from txnkv.coordinator import Coordinator
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.topics import LeaseReader
@@ -143,16 +143,8 @@ def test_the_long_way_answers_the_same(
     try:
         for program in short, long:
             program.client.create_table("rows", schema)
-        for number in range(STEPS):
-            call = step(rng)
-            found = asked(short, call)
-            long_way(True)
-            wanted = asked(long, call)
-            long_way(False)
-            assert found == wanted, number
+        answer_the_same(short, long, [step(rng) for _ in range(STEPS)], long_way)
         for program in short, long:
-            for name in NAMES:
-                asked(program, lambda p, name=name: p.end(name, "rollback"))
             for sub in program.subs[1:]:
                 sub.close()
         assert short.receive(0, 10_000) == long.receive(0, 10_000)

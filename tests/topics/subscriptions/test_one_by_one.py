@@ -24,7 +24,7 @@ import pytest
 
 import txnkv
 from tests import internals
-from tests.topics.subscriptions.subscription_tools import asked, send
+from tests.topics.subscriptions.subscription_tools import answer_the_same, send
 from tools.interrupts import Interruption
 from txnkv.topics import Exclusive, ExclusiveReader
 from txnkv.transaction.context import TxnContext
@@ -143,16 +143,8 @@ def test_the_long_way_answers_the_same(
     rng = random.Random(seed)
     short, long = (Program(tmp_path / name, partitions) for name in ("short", "long"))
     try:
-        for number in range(STEPS):
-            call = step(rng)
-            found = asked(short, call)
-            long_way(True)
-            wanted = asked(long, call)
-            long_way(False)
-            assert found == wanted, number
+        answer_the_same(short, long, [step(rng) for _ in range(STEPS)], long_way)
         for program in short, long:
-            for name in NAMES:
-                asked(program, lambda p, name=name: p.end(name, "rollback"))
             program.again()
         assert short.note(short.sub.receive_many(10_000, timeout=0)) == long.note(
             long.sub.receive_many(10_000, timeout=0)
