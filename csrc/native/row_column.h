@@ -17,6 +17,7 @@ typedef struct {
     uint32_t at;    /* of the slot in a row, of the u32 end where width is 0 */
     bool nullable;
     bool in_key;
+    bool unread; /* dicts of rows do not have it */
 } row_column_spec_t;
 
 struct row_table {
@@ -25,7 +26,7 @@ struct row_table {
     uint32_t *key;              /* columns of the key, in its order, then the others */
     uint32_t n, n_key;
     uint32_t ends, head; /* as in row_layout_t */
-    PyObject *empty;     /* a dict of all columns, in their order */
+    PyObject *empty;     /* a dict of all columns that are read, in their order */
     PyObject *error;     /* class of what damaged bytes raise */
     PyObject *missing;   /* stands in values for a column that keeps what it has */
 };

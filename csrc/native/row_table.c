@@ -151,6 +151,41 @@ PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return (PyObject *)table;
 }
 
+/* The same columns again; those that are not among the names of `empty` are not read. */
+static int take_over(row_table_t *table, const row_table_t *from) {
+    table->columns = PyMem_Calloc(from->n, sizeof *table->columns);
+    table->key = PyMem_Calloc(from->n, sizeof *table->key);
+    if (table->columns == NULL || table->key == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(table->columns, from->columns, from->n * sizeof *table->columns);
+    memcpy(table->key, from->key, from->n * sizeof *table->key);
+    table->n = from->n;
+    table->n_key = from->n_key;
+    table->ends = from->ends;
+    table->head = from->head;
+    Py_ssize_t read = 0;
+    for (uint32_t i = 0; i < table->n; i++) {
+        row_column_spec_t *column = table->columns + i;
+        Py_XINCREF(column->name);
+        Py_XINCREF(column->exact);
+        Py_XINCREF(column->zone);
+        Py_XINCREF(column->to);
+        Py_XINCREF(column->of);
+    }
+    for (uint32_t i = 0; i < table->n; i++) {
+        row_column_spec_t *column = table->columns + i;
+        const int there = PyDict_Contains(table->empty, column->name);
+        if (there < 0) return -1;
+        column->unread = there == 0;
+        read += there;
+    }
+    if (read == PyDict_Size(table->empty)) return 0;
+    PyErr_Format(PyExc_ValueError, "of %R not all are columns", table->empty);
+    return -1;
+}
+
 /* -- methods ------------------------------------------------------------------------------ */
 
 static PyObject *as_bytes(const row_bytes_t *bytes) {
@@ -280,6 +315,28 @@ static PyObject *table_dict(PyObject *self, PyObject *const *args, Py_ssize_t n)
                           (const uint8_t *)row, (size_t)row_len);
 }
 
+/* only(names): the same, whose dicts have these columns alone, in this order. */
+static PyObject *table_only(PyObject *self, PyObject *names) {
+    const row_table_t *from = (const row_table_t *)self;
+    if (!PyTuple_CheckExact(names)) {
+        PyErr_SetString(PyExc_TypeError, "only() takes a tuple of names");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(Py_TYPE(self), Py_tp_alloc);
+    row_table_t *table = (row_table_t *)alloc(Py_TYPE(self), 0);
+    if (table == NULL) return NULL;
+    table->error = Py_NewRef(from->error);
+    table->missing = Py_NewRef(from->missing);
+    table->empty = PyDict_New();
+    int failed = table->empty == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_Size(names); i++) {
+        failed = PyDict_SetItem(table->empty, PyTuple_GetItem(names, i), Py_None) < 0;
+    }
+    if (!failed && take_over(table, from) == 0) return (PyObject *)table;
+    Py_DECREF(table);
+    return NULL;
+}
+
 /* fits(column, value): the value is known at sight. */
 static PyObject *table_fits(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     row_table_t *table = (row_table_t *)self;
@@ -296,6 +353,7 @@ static PyMethodDef methods[] = {
     {"beginning", table_beginning, METH_O, NULL},
     {"fits", (PyCFunction)(void (*)(void))table_fits, METH_FASTCALL, NULL},
     {"key", table_key, METH_O, NULL},
+    {"only", table_only, METH_O, NULL},
     {"missing", table_missing, METH_O, NULL},
     {"row", table_row, METH_O, NULL},
     {"values", (PyCFunction)(void (*)(void))table_values, METH_FASTCALL, NULL},

@@ -147,12 +147,16 @@ static int fill(row_table_t *table, PyObject *made, const uint8_t *key, size_t k
     for (uint32_t i = 0; i < table->n_key; i++) {
         const row_column_spec_t *column = table->columns + table->key[i];
         PyObject *value = from_key(column, key, key_len, i + 1 == table->n_key, &at);
-        if (set(made, column, back(column, value)) < 0) return -1;
+        if (column->unread && value != NULL) {
+            Py_DECREF(value);
+        } else if (set(made, column, back(column, value)) < 0) {
+            return -1;
+        }
     }
     if (at != key_len) return -1;
     for (uint32_t i = table->n_key; i < table->n; i++) {
         const row_column_spec_t *column = table->columns + table->key[i];
-        if (bits_get(row, i - table->n_key)) continue; /* it is None already */
+        if (column->unread || bits_get(row, i - table->n_key)) continue; /* or is None already */
         if (set(made, column, back(column, from_row(table, column, row))) < 0) return -1;
     }
     return 0;

@@ -408,6 +408,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "bytes of values": lambda: table.values(values),
         "bytes of a key": lambda: table.key(5),
         "dict of bytes": lambda: table.dict(*row),
+        "dict of some columns": lambda: table.only(("t", "k")).dict(*row),
         "a set that is filled": into_a_set,
         "a section": many.serialize,
         "a version": lambda: many.get(key(7), 0, 9),

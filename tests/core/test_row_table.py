@@ -70,6 +70,36 @@ def test_it_has_the_bytes_of_the_python_codecs(made):
         assert table.key(wanted[0] if len(wanted) == 1 else wanted) == key
 
 
+@given(rows(), st.data())
+def test_dicts_of_some_columns(made, data):
+    types, order, left, table, row = made
+    key = KeyCodec([types[name] for name in order]).encode_one([row[name] for name in order])
+    value = RowLayout([types[name] for name in left]).encode_one([row[name] for name in left])
+    names = data.draw(st.permutations([*types]).map(tuple))[: data.draw(st.integers(0, len(types)))]
+    some = table.only(names)
+    assert list(some.dict(key, value).items()) == [(name, row[name]) for name in names]
+    assert list(some.only((*names, *names)).dict(key, value)) == list(names)
+    assert some.values(tuple(row.values())) == (key, value)
+    for damaged in ((key, value + b"x"), (key[:-1], value)):
+        if (got := outcome(table, *damaged)) is CoreError:
+            assert outcome(some, *damaged) in (got, {name: row[name] for name in names})
+
+
+def outcome(table, key, value):
+    try:
+        return table.dict(key, value)
+    except CoreError:
+        return CoreError
+
+
+@pytest.mark.parametrize(
+    ("names", "error"), [(("a", "x"), ValueError), ((1,), ValueError), (["a"], TypeError)]
+)
+def test_dicts_of_what_is_no_column(names, error):
+    with pytest.raises(error):
+        row_table({"k": pa.int64(), "a": pa.int64()}, [], ["k"]).only(names)
+
+
 @given(rows())
 def test_keys_that_begin_with_some_values(made):
     types, order, _, table, row = made
@@ -220,6 +250,9 @@ def test_nothing_is_kept_or_given_up_too_often():
         table.row((*parts[:2], parts[3]))
         table.key((parts[0], parts[1]))
         table.dict(key, row)
+        table.only(("v", "k")).dict(key, row)
+        with pytest.raises(ValueError, match="not all are columns"):
+            table.only(("v", parts[0]))
         with pytest.raises(CoreError):
             table.dict(key, row + b"x")
     gc.collect()

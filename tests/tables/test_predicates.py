@@ -311,6 +311,10 @@ def test_few_rows_by_parts_of_a_key_or_index(client: txnkv.Client, index: list[s
             assert list(table.scan(where=where, ordered=True)) == wanted, where
             assert table.scan(where=where, ordered=True).to_arrow().to_pylist() == wanted
             assert table.count(where) == len(wanted)
+            for names in (["i"], ["f", "a"], ["b", "s"], []):
+                cut = [{name: row[name] for name in names} for row in wanted]
+                assert list(table.scan(names, where, ordered=True)) == cut, (where, names)
+                assert list(table.scan(names, where, ordered=True, limit=1)) == cut[:1]
 
 
 @pytest.mark.parametrize("op", [*COMPARE, "in"])

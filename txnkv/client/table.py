@@ -300,10 +300,9 @@ class Table(Closing):
         """Count all rows, or those that satisfy `where`."""
 
         def count(engine: TableEngine, info: TableInfo, view: ReadView) -> int:
-            few = _few(engine, scan.request(info, None, where, False, None), view)
-            if few is not None:
-                return len(few)
-            return _count(engine, scan.request(info, [], where, False, None), view)
+            asked = scan.request(info, [], where, False, None)
+            few = _few(engine, asked, view)
+            return _count(engine, asked, view) if few is None else len(few)
 
         return self._read(snapshot, count)
 

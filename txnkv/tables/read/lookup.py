@@ -196,26 +196,24 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         # What is damaged may be the index, which may be dropped, too, or a column that nobody asks
         # for; and Python has no names for some instants, nor compares them.
         return None
-    if rows is None:
-        return None
-    rows = rows[:limit]
-    if asked.columns == tuple(asked.table.schema.columns):
-        return rows
-    if len(asked.columns) == 1:
-        (name,) = asked.columns
-        return [{name: row[name]} for row in rows]
-    return [{name: row[name] for name in asked.columns} for row in rows]
+    if not rows or tuple(rows[0]) == asked.columns:
+        return rows and rows[:limit]
+    return [{name: row[name] for name in asked.columns} for row in rows[:limit]]
 
 
 def _few_by_key(
     tables: Tables, asked: scan.Request, view: ReadView, most: int
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
-    writer, first = tables.row_writer(asked.table), asked.filter.first
+    writer, first, schema = tables.row_writer(asked.table), asked.filter.first, asked.table.schema
+    sorts = asked.ordered and len(writer.tablets) > 1
+    tested = sorts or not asked.filter.shape.is_key_range
+    beside = (*asked.filter.columns, *schema.primary_key) if tested else ()
+    codec = writer.rows.only(asked.columns + beside)
     if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
-        return point.find_each(tables, keys, writer.rows, view)
+        return point.find_each(tables, keys, codec, view)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
-    schema, several = asked.table.schema, asked.ordered and len(tablets) > 1
+    several = sorts and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := writer.rows.beginning(first)) is not None:
         ranges, is_open = [beginning], beginning[1] is None
@@ -233,7 +231,7 @@ def _few_by_key(
         for low, high in ranges:
             if most < core.FEW and len(rows) >= most and not several:
                 break
-            found = point.find_dicts(tables, tablet, writer.rows, view, low, high, most)
+            found = point.find_dicts(tables, tablet, codec, view, low, high, most)
             if found is None:
                 return None
             rows += found

@@ -436,8 +436,7 @@ _SLIM_BYTES: Final = 400
 
 def are_slim(asked: Request, tablet: Tablet, view: ReadView) -> bool:
     """Return True where rows of a range that is open may be read whole, though they may be many."""
-    columns = asked.table.schema.columns
-    if not asked.filter.shape.is_key_range or len(columns) > min(_SLIM, 2 * len(asked.columns)):
+    if not asked.filter.shape.is_key_range or len(asked.columns) > _SLIM:
         return False
     state = tablet.state(view.snapshot)
     count = state.memory.n + sum(info.rows for info in state.infos)
