@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_820, "server": 1_594,
-    "topics": 13_094, "tables": 10_832, "storage": 5_389, "cli": 5_621, "coordinator": 3_450,
-    "transaction": 4_130, "core": 3_603, "spark": 2_576, "client": 4_635, "aio": 878,
+    "topics": 13_094, "tables": 10_829, "storage": 5_389, "cli": 5_621, "coordinator": 3_450,
+    "transaction": 4_130, "core": 3_603, "spark": 2_576, "client": 4_651, "aio": 883,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -562,8 +563,14 @@ class AsyncProducer(_Held[Producer]):
 
     async def send(self, value: Any, key: Any = None, **options: Any) -> MessageId:
         """Send a message; returns when it is durable. Cancelled, it is sent all the same."""
-        send = self.blocking.send
-        return await self._turn.submitted(lambda: send(value, key, **options))
+        producer = self.blocking
+
+        def send() -> Future[MessageId]:
+            sent = producer.send(value, key, **options)
+            producer._hasten()
+            return sent
+
+        return await self._turn.submitted(send)
 
 
 class AsyncTopic(ClosingWrapper[Topic]):

@@ -5,7 +5,8 @@ what waits, after `linger` seconds or when there is enough of it, and commits it
 
     send, send, send ...  ->  [ waiting ]  --linger or size-->  one commit  -->  futures
 
-`flush` does the same in the calling thread, and so does a `send` that finds too much waiting.
+`flush` does the same in the calling thread, and so does a `send` that finds too much waiting. Who
+waits for a future ends the linger: the thread sends all that waits, while the next ones gather.
 Who has the turn takes from the front: the order of the sends is the order in each partition.
 Futures are answered when all that was taken is on its way, still in the turn, which the same
 thread may have again: a callback may send and flush.
@@ -22,6 +23,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -40,7 +42,7 @@ from txnkv.errors import (
     require_number,
     require_text,
 )
-from txnkv.storage import SharedWeakSet, new_condition, new_rlock, shielded
+from txnkv.storage import SharedWeakSet, brief, new_condition, new_rlock, shielded
 from txnkv.topics import (
     PATIENCE,
     Delivered,
@@ -204,7 +206,8 @@ class Producer(Closing):
             Has the message's id once it is durable, or an error: ProducerFencedError,
             OutOfOrderSequenceError, StorageFullError, UnavailableError and TopicNotFoundError say
             that it was not sent; CommitOutcomeUnknownError that nobody knows. A future that is
-            cancelled in time is not sent.
+            cancelled in time is not sent; one whose `result()` is asked for is sent at once, with
+            what waits by then.
 
         Raises:
             TypeError, ValueError: the message is none, or too large.
@@ -229,7 +232,14 @@ class Producer(Closing):
                 f"a message of {size:,} bytes: a producer sends up to {MAX_MESSAGE_BYTES:,}. "
                 "Send it in a transaction: txn.send(topic, value)"
             )
-        future = ShieldedFuture[MessageId]()
+        future = _Sent(self)
+        if self._add(row, future, size):
+            self._send_some()
+        return future
+
+    @brief
+    def _add(self, row: Pending, future: Future[MessageId], size: int) -> bool:
+        """Have a message wait; True when the caller is to send what waits."""
         with self._wake:
             if self._closed:
                 raise self._closed_error()
@@ -243,9 +253,14 @@ class Producer(Closing):
             elif self._sleeps or before < self._batch_bytes <= total:
                 self._wake.notify()
             by_itself = self._thread is not None
-        if total > _MOST_WAITING * self._batch_bytes or not by_itself:
-            self._send_some()
-        return future
+        return total > _MOST_WAITING * self._batch_bytes or not by_itself
+
+    @brief
+    def _hasten(self) -> None:
+        """Have what waits not wait for more."""
+        with self._wake:
+            self._since = -_MOST_SECONDS
+            self._wake.notify()
 
     @shielded
     def flush(self) -> None:
@@ -271,9 +286,8 @@ class Producer(Closing):
         """
         if os.getpid() != self._pid:
             return
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
+        self._closed = True
+        self._hasten()  # a send that was before has left its message
         _OPEN.discard(self)
         self.flush()
 
@@ -387,6 +401,21 @@ class Producer(Closing):
             _fail(futures, error)
             raise
         return partial(_answer, delivered, rows, futures)
+
+
+class _Sent(ShieldedFuture[MessageId]):
+    """A message of a producer, which waits for others only while nobody waits for it."""
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__()
+        self._producer = weakref.ref(producer)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as `ShieldedFuture` does; the message is sent now."""
+        if not self.done() and (producer := self._producer()) is not None:
+            producer._hasten()
+            del producer
+        return super().exception(timeout)
 
 
 def _fail(futures: list[Future[MessageId]], error: BaseException) -> None:

@@ -6,11 +6,13 @@ the sequence numbers, and answers what is there already with where it is.
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,7 @@ from tests.topics.producers.producer_tools import (
     sweep,
 )
 from tools.forked import Popen
+from tools.interrupts import Interruption
 from tools.topic_contents import stored, values
 from txnkv.client.producer import Producer
 from txnkv.errors import (
@@ -60,9 +63,109 @@ def test_each_future_has_the_place_of_its_message(make: Make, client: txnkv.Clie
 
 def test_what_waits_is_sent_without_a_flush(make: Make, client: txnkv.Client) -> None:
     producer = make()
-    assert producer.send("a").result(20) == MessageId(0, 0)
-    assert producer.send("b").result(20) == MessageId(0, 1)
+    for at, text in enumerate("ab"):
+        sent = producer.send(text)
+        assert wait([sent], 20).done
+        assert sent.result(0) == MessageId(0, at)
     assert values(client, TOPIC) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_message_that_is_waited_for_does_not_wait_for_others(
+    make: Make, client: txnkv.Client, timeout: float | None
+) -> None:
+    producer = make(linger=3600)
+    first, second = producer.send("a"), producer.send("b")
+    assert second.result(timeout) == MessageId(0, 1)
+    assert first.done()
+    assert producer.send("c").exception(timeout) is None
+    assert values(client, TOPIC) == [b"a", b"b", b"c"]
+
+
+def test_threads_that_wait_each_for_its_message_go_together(
+    make: Make, client: txnkv.Client
+) -> None:
+    producer = make(linger=3600)
+
+    def work(thread: int) -> None:
+        for at in range(50):
+            producer.send(f"{thread} {at}").result()
+
+    at_once(*(partial(work, thread) for thread in range(8)))
+    found = [value.decode().split() for value in values(client, TOPIC) if value]
+    for thread in range(8):
+        assert [int(at) for of, at in found if int(of) == thread] == list(range(50))
+
+
+def test_who_waits_for_a_message_does_not_wait_for_callbacks(
+    make: Make, client: txnkv.Client
+) -> None:
+    producer = make(linger=3600)
+    goes_on, called = threading.Event(), threading.Event()
+    first, second = producer.send("a"), producer.send("b")
+    second.add_done_callback(lambda _: called.set() if goes_on.wait(60) else None)
+    assert first.result() == MessageId(0, 0)
+    goes_on.set()
+    assert called.wait(60)
+
+
+@pytest.mark.parametrize("way", ["flush", "result", "called back"])
+def test_what_others_keep_from_its_turn_is_sent_once(
+    make: Make, client: txnkv.Client, way: str
+) -> None:
+    producer = make(linger=3600)
+    held, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with internals.store(client).status.write():
+            held.set()
+            ends.wait(60)
+
+    sent = [producer.send(text) for text in "abc"]
+    if way == "called back":
+        sent[0].add_done_callback(lambda _: client.run(lambda txn: txn.send(TOPIC, "d")))
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    threading.Timer(0.2, ends.set).start()
+    if way == "result":
+        assert sent[1].result() == MessageId(0, 1)
+    else:
+        producer.flush()
+    holder.join()
+    assert [each.result(0) for each in sent] == [MessageId(0, at) for at in range(3)]
+    assert values(client, TOPIC) == [b"a", b"b", b"c", b"d"][: 4 if way == "called back" else 3]
+
+
+def test_signals_at_any_instant_lose_and_double_nothing(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=3600)
+
+    def call() -> None:
+        sent.append(producer.send(str(n)))
+        sent[0].result() if n % 2 else producer.flush()
+
+    for n in itertools.count(1):
+        sent: list[Any] = []
+        interruption = Interruption(n)
+        interruption.run(call)
+        producer.flush()
+        assert [each.result(0) for each in sent] == [each.result(60) for each in sent]
+        if interruption.where is None:
+            break
+    found = [int(value) for value in values(client, TOPIC) if value]
+    assert found == sorted(set(found))
+    assert found[-1] == n
+    assert n > 40
+
+
+def test_an_error_comes_to_who_waits(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=3600)
+    sent = producer.send("a")
+    client.drop_topic(TOPIC)
+    with pytest.raises(TopicNotFoundError):
+        sent.result()
+    with pytest.raises(TopicNotFoundError):
+        producer.close()
 
 
 def test_messages_that_come_together_are_one_batch(make: Make, client: txnkv.Client) -> None:
