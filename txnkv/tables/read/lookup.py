@@ -20,12 +20,12 @@ from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
-from txnkv.tables.read.point import find_row, find_some, text_bytes
-from txnkv.tables.read.predicate import KeyRange, by_key, one_zero, past
+from txnkv.tables.read.point import find_row, find_some, rows_with, text_bytes
+from txnkv.tables.read.predicate import KeyRange, by_key, past
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
-from txnkv.tables.schema import Schema, normal
+from txnkv.tables.schema import normal
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex, find_index, no_index
 from txnkv.tables.tables import Tables
@@ -53,6 +53,9 @@ _FEW_VALUES: Final = 256
 _SEVERAL: Final = 4
 """The most times as many, of a table of so many tablets: arrays cost more there."""
 
+_AHEAD: Final = 16
+"""So many rows more than are wanted are looked at, of those that a condition may leave out."""
+
 _MOST_MERGED: Final = 32 * core.FEW
 """Rows of all tablets of which the first ones by key are taken one by one."""
 
@@ -60,7 +63,8 @@ _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found", "few", "find_row", "find_some", "get", "get_by", "get_many", "search", "text_bytes",
+    "Found", "few", "find_row", "find_some", "get", "get_by", "get_many", "rows_with", "search",
+    "text_bytes",
 ]  # fmt: skip
 
 
@@ -177,19 +181,19 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     is_range = filter.shape.is_key_range
     if not (is_range or filter.shape.is_of_values):
         return None
+    most = core.FEW
+    if limit is not None:
+        most = min(limit, most) if is_range else min(limit + _AHEAD, most - 1)
     try:
         indexed = not is_range and bool(asked.table.schema.indexes)
         rows = _few_exact(tables, asked, view) if indexed and filter.shape.equal else None
         chosen = () if not indexed or rows is not None else scan.chosen_indexes(tables, asked)
         if chosen:
-            rows = _few_by_index(tables, asked, view, chosen)
-        elif rows is None:
-            most = core.FEW if limit is None or not is_range else min(limit, core.FEW)
+            rows = _few_by_index(tables, asked, view, chosen, most)
+        if rows is None and not (chosen and (limit is None or view.reads is not None)):
             rows = _few_by_key(tables, asked, view, most)
-        if rows is not None and not is_range:
-            rows = filter.among(rows)
-            if asked.ordered or limit is not None:
-                rows = by_key(asked.table.schema, rows)
+        if rows is not None and not is_range and (asked.ordered or limit is not None):
+            rows = by_key(asked.table.schema, rows)
     except (
         CorruptionError, SchemaChangedError, core.CoreError, OverflowError, TypeError, ValueError,
     ):  # fmt: skip
@@ -206,12 +210,14 @@ def _few_by_key(
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
     writer, first, schema = tables.row_writer(asked.table), asked.filter.first, asked.table.schema
-    sorts = asked.ordered and len(writer.tablets) > 1
-    tested = sorts or not asked.filter.shape.is_key_range
+    is_range = asked.filter.shape.is_key_range
+    sorts = len(writer.tablets) > 1 and (asked.ordered or (most < core.FEW and not is_range))
+    tested = sorts or not is_range
     beside = (*asked.filter.columns, *schema.primary_key) if tested else ()
     codec = writer.rows.only(asked.columns + beside)
     if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
-        return point.find_each(tables, keys, codec, view)
+        each = point.find_each(tables, keys, codec, view)
+        return None if each is None else asked.filter.among(each)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     several = sorts and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
@@ -239,7 +245,17 @@ def _few_by_key(
                 if not cut or (kept := by_key(schema, rows)) is None:
                     return None
                 rows = kept[:most]
-    return by_key(schema, rows) if several else rows
+    found_first = by_key(schema, rows) if several else rows
+    return None if found_first is None else _enough(asked, found_first[:most], most)
+
+
+def _enough(
+    asked: scan.Request, rows: list[dict[str, Any]], most: int
+) -> list[dict[str, Any]] | None:
+    """Those of the first `most` rows that satisfy the filter; None where others may behind them."""
+    some = rows if asked.filter.shape.is_key_range else asked.filter.among(rows)
+    short = asked.limit is not None and len(some) < asked.limit
+    return None if short and len(rows) >= most else some
 
 
 def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
@@ -258,29 +274,35 @@ def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict
 
 
 def _few_by_index(
-    tables: Tables, asked: scan.Request, view: ReadView, chosen: scan.Chosen
+    tables: Tables, asked: scan.Request, view: ReadView, chosen: scan.Chosen, most: int
 ) -> list[dict[str, Any]] | None:
-    """The rows that the index with the fewest entries leads to; None where they are many, or one of
-    them is not there.
+    """The rows that the index with the fewest entries leads to, the first `most` where these stand
+    in the order of the rows; None where they are many, or one of them is not there.
     """
     equal = {p.column for p in asked.filter.predicates if p.op == "="}
-    least: tuple[TableIndex, list[dict[str, Any]]] | None = None
+    of_rows = [name for name in asked.table.schema.primary_key if name not in equal]
+    least: tuple[int, TableIndex, list[dict[str, Any]]] | None = None
     for index, ranges in chosen:
+        entry = [name for name in (*index.key, *index.rest) if name not in equal]
         exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
-        most = min(asked.limit or core.FEW, core.FEW) if exact else core.FEW  # by the row's key
-        entries = _entries(tables, view, index, ranges, most)
+        first = min(asked.limit or core.FEW, most) if exact else most
+        first = first if len(ranges) == 1 and entry == of_rows else core.FEW
+        entries = _entries(tables, view, index, ranges, first)
         dear = view.own is not None or any(None in each for each in ranges)
-        if entries is not None and dear and len(entries) > _FEW_DEAR:
-            continue
-        if entries is not None and (least is None or len(entries) < len(least[1])):
-            least = index, entries
+        if entries is not None and not (dear and len(entries) > _FEW_DEAR):
+            size = len(entries) if exact or len(entries) < first else core.FEW
+            if least is None or size < least[0]:
+                least = size, index, entries
         if view.reads is not None:
             break  # it is told of all that is looked at
     if least is None:
         return None
-    keys, writer = least[0].row_keys(least[1]), tables.row_writer(asked.table)
+    keys, writer = least[1].row_keys(least[2]), tables.row_writer(asked.table)
     found = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
-    return None if found is None or None in found else [row for row in found if row is not None]
+    rows = [row for row in found or () if row is not None]
+    if found is None or None in found:
+        return None
+    return _enough(asked, rows, len(rows) if least[0] == core.FEW else core.FEW)
 
 
 def _entries(
@@ -337,51 +359,8 @@ def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[An
             pa.array([None if row is None else row[name] for row in rows], column.type)
             for name, column in columns.items()
         ]
-        return pa.Table.from_arrays(arrays, schema=_nullable(table.schema))
+        return pa.Table.from_arrays(arrays, schema=point.nullable(table.schema))
     return rows_with(tables, table, view, key_columns(table.schema, keys))
-
-
-def _nullable(schema: Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema.arrow])
-
-
-def rows_with(
-    tables: Tables, table: TableInfo, view: ReadView, columns: Sequence[pa.Array]
-) -> pa.Table:
-    """The same of keys by column, of the key's types."""
-    schema = table.schema
-    result = _nullable(schema)
-    columns = [one_zero(column) for column in columns]
-    batch = pa.record_batch(columns, names=list(schema.primary_key))
-    if batch.num_rows == 0:
-        return result.empty_table()
-    tablets = tables.tablets(table)
-    encoded = tablets[0].codec.encode(columns)
-    numbers: list[pa.Array] = []
-    pieces: list[pa.RecordBatch] = []
-    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
-        if rows is not None and rows.n == 0:
-            continue
-        there, found = point.find_rows(tables, tablet, view, encoded, rows)
-        of_keys = dict(zip(schema.primary_key, columns, strict=True))
-        if rows is not None:
-            numbers.append(rows.to_arrow())
-            of_keys = {name: array.take(rows.to_arrow()) for name, array in of_keys.items()}
-        if there.count < there.n:
-            rows_or_none = pc.if_else(
-                there.to_arrow(), core.Rows.range(there.n).to_arrow(), pa.scalar(None, pa.uint32())
-            )
-            of_keys = {name: array.take(rows_or_none) for name, array in of_keys.items()}
-        values = found.columns(range(len(tablet.value_names)))
-        of_all = of_keys | dict(zip(tablet.value_names, values, strict=True))
-        pieces.append(
-            pa.RecordBatch.from_arrays([of_all[name] for name in schema.names], schema=result)
-        )
-    whole = pa.Table.from_batches(pieces, result)
-    if len(pieces) == 1 and not numbers:
-        return whole
-    wanted = core.Rows.range(batch.num_rows).to_arrow()
-    return whole.combine_chunks().take(pc.index_in(wanted, value_set=pa.concat_arrays(numbers)))
 
 
 # -- many keys of one tablet ---------------------------------------------------------------

@@ -26,11 +26,12 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.storage import EPOCH, Map, brief
-from txnkv.tables.read.predicate import Filter, KeyRange, past
+from txnkv.tables.read.predicate import Filter, KeyRange, one_zero, past
 from txnkv.tables.read.view import ReadView, require_history
 from txnkv.tables.row_writer import RowWriter, Values
-from txnkv.tables.schema import widened
+from txnkv.tables.schema import Schema, widened
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
@@ -468,6 +469,50 @@ def find_each(
             return None
         found += some
     return found
+
+
+def nullable(schema: Schema) -> pa.Schema:
+    """The columns of rows of which some are not there."""
+    return pa.schema([field.with_nullable(True) for field in schema.arrow])
+
+
+def rows_with(
+    tables: Tables, table: TableInfo, view: ReadView, columns: Sequence[pa.Array]
+) -> pa.Table:
+    """The same of keys by column, of the key's types."""
+    schema = table.schema
+    result = nullable(schema)
+    columns = [one_zero(column) for column in columns]
+    batch = pa.record_batch(columns, names=list(schema.primary_key))
+    if batch.num_rows == 0:
+        return result.empty_table()
+    tablets = tables.tablets(table)
+    encoded = tablets[0].codec.encode(columns)
+    numbers: list[pa.Array] = []
+    pieces: list[pa.RecordBatch] = []
+    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
+        if rows is not None and rows.n == 0:
+            continue
+        there, found = find_rows(tables, tablet, view, encoded, rows)
+        of_keys = dict(zip(schema.primary_key, columns, strict=True))
+        if rows is not None:
+            numbers.append(rows.to_arrow())
+            of_keys = {name: array.take(rows.to_arrow()) for name, array in of_keys.items()}
+        if there.count < there.n:
+            rows_or_none = pc.if_else(
+                there.to_arrow(), core.Rows.range(there.n).to_arrow(), pa.scalar(None, pa.uint32())
+            )
+            of_keys = {name: array.take(rows_or_none) for name, array in of_keys.items()}
+        values = found.columns(range(len(tablet.value_names)))
+        of_all = of_keys | dict(zip(tablet.value_names, values, strict=True))
+        pieces.append(
+            pa.RecordBatch.from_arrays([of_all[name] for name in schema.names], schema=result)
+        )
+    whole = pa.Table.from_batches(pieces, result)
+    if len(pieces) == 1 and not numbers:
+        return whole
+    wanted = core.Rows.range(batch.num_rows).to_arrow()
+    return whole.combine_chunks().take(pc.index_in(wanted, value_set=pa.concat_arrays(numbers)))
 
 
 def text_bytes(row: dict[str, Any]) -> int:

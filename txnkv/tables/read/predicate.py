@@ -166,14 +166,17 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
 def by_key(schema: Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """Rows in the order of their keys; None where that is another one than Python's."""
     key = schema.primary_key
-    if len(rows) < 2 or all(_is_ordered_by_python(schema.columns[name].type) for name in key):
+    if len(rows) < 2 or all(_is_ordered(schema.columns[name].type, name, rows) for name in key):
         return sorted(rows, key=operator.itemgetter(*key))
     return None
 
 
-def _is_ordered_by_python(kind: pa.DataType) -> bool:
-    is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
-    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_date32(kind))
+def _is_ordered(kind: pa.DataType, name: str, rows: list[dict[str, Any]]) -> bool:
+    if pa.types.is_floating(kind):
+        return all(row[name] == row[name] for row in rows)  # no NaN
+    of = pa.types
+    is_text, is_number = of.is_string(kind) or of.is_binary(kind), of.is_integer(kind)
+    return bool(is_text or is_number or of.is_decimal(kind) or of.is_date32(kind))
 
 
 class KeyRange(NamedTuple):
@@ -222,19 +225,15 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, schema: Schema, said: Said, seen: Iterable[str], *, expression: bool) -> Shape:
-        """The shape of some columns and operators.
-
-        Args:
-            seen: other columns, that an expression beside them needs to see.
-        """
+        """The shape of some columns and operators; `seen`: others, that an expression needs."""
         wanted = {*seen, *(name for name, _ in said)}
         columns = tuple(name for name in schema.names if name in wanted)  # in order: by place, too
         kinds = tuple(schema.columns[name].type for name, _ in said)
         of_values = not expression and not any(
-            pa.types.is_floating(kind)
+            (pa.types.is_floating(kind) and op == "in")  # which finds NaN
             or kind == core.JSON
             or getattr(kind, "tz", None) not in (None, "UTC")  # Python compares what clocks show
-            for kind in kinds
+            for kind, (_, op) in zip(kinds, said, strict=True)
         )
         floating = any(map(pa.types.is_floating, kinds))
         return cls(
@@ -516,6 +515,8 @@ def _fits(kind: pa.DataType, value: Any) -> bool:
     """Return True where a constant is seen to be of a type; others are tried."""
     if value.__class__ is str:
         return bool(kind.id == pa.lib.Type_STRING) and value.isascii()
+    if value.__class__ is float and value == value:
+        return bool(kind.id == pa.lib.Type_DOUBLE)
     low, high = _BOUNDS.get(kind.id, (0, 0))
     return value.__class__ is int and low <= value < high
 

@@ -436,9 +436,10 @@ _SLIM_BYTES: Final = 400
 
 def are_slim(asked: Request, tablet: Tablet, view: ReadView) -> bool:
     """Return True where rows of a range that is open may be read whole, though they may be many."""
-    if not asked.filter.shape.is_key_range or len(asked.columns) > _SLIM:
+    shape, state = asked.filter.shape, tablet.state(view.snapshot)
+    of_key = asked.table.schema.primary_key[: len(shape.columns)] == shape.columns
+    if len(asked.columns) > _SLIM or not (shape.is_key_range or (shape.floating and of_key)):
         return False
-    state = tablet.state(view.snapshot)
     count = state.memory.n + sum(info.rows for info in state.infos)
     size = state.memory.nbytes + sum(info.size for info in state.infos)
     return bool(size <= _SLIM_BYTES * count)
