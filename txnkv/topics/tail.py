@@ -16,6 +16,7 @@ their logs.
 
 from __future__ import annotations
 
+import operator
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
@@ -57,6 +58,9 @@ class TailEntry(NamedTuple):
         return self.base_offset + self.count
 
 
+_BASE_OFFSET: Final = operator.itemgetter(0)
+
+
 class TopicTail:
     """By partition id. Changed under the commit log's lock alone, read without one.
 
@@ -89,7 +93,7 @@ class TopicTail:
         entries = self._entries.get(partition_id)
         if not entries or entries[-1].next_offset <= offset:
             return []
-        first = max(bisect_right(entries, offset, key=_base_offset) - 1, 0)
+        first = max(bisect_right(entries, offset, key=_BASE_OFFSET) - 1, 0)
         found = entries[first:]
         if found and found[0].next_offset <= offset:
             del found[0]
@@ -115,7 +119,7 @@ class TopicTail:
         base, count = _extent(data)
         entries = self._entries.setdefault(id, [])
         if entries and entries[-1].next_offset > base:
-            at = bisect_right(entries, base, key=_base_offset) - 1
+            at = bisect_right(entries, base, key=_BASE_OFFSET) - 1
             if entries[at].base_offset == base and entries[at].stamp == stamp:
                 return
             # What stands there had a COMMIT that failed, and is about to be undone.
@@ -167,10 +171,6 @@ class TopicTail:
         self._nbytes += sum(len(entry.data) for entry in entries)
         self._nbytes -= sum(len(entry.data) for entry in self._entries.get(id, ()))
         self._entries[id] = entries
-
-
-def _base_offset(entry: TailEntry) -> int:
-    return entry.base_offset
 
 
 def _extent(data: bytes) -> tuple[int, int]:
