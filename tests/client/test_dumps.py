@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -29,6 +29,8 @@ ROW = {
     "t": datetime(2026, 1, 31, tzinfo=UTC), "n": "12.50", "l": ["a", None], "j": '{"a": 1.50}',
     "g": UUID(int=7), "m": {"k": 1}, "r": {"a": 1, "b": ["x"]},
 }  # fmt: skip
+SCHEMA = txnkv.Schema({"id": "int64"}, ["id"])
+HISTORIES = (None, 0, 5000, "unlimited")
 KEPT = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
@@ -203,6 +205,29 @@ def test_all_of_it_is_of_one_instant(shop: txnkv.Client, tmp_path: Path) -> None
     with restored(tmp_path / "d") as made:
         assert made.table("t").scan().to_arrow().to_pylist() == [{"id": 0}]
         assert [each.value for each in made.topic("e").consumer().poll()] == [b"0"]
+
+
+def test_times_before_the_restore_are_gone(shop: txnkv.Client, tmp_path: Path, now: Any) -> None:
+    """They read as if nothing had been there, and `Table.restore` deleted every row."""
+    tables = [shop.create_table(f"t{kept}", SCHEMA, history=kept) for kept in HISTORIES]
+    for table in tables:
+        table.insert({"id": 1})
+    with shop.snapshot() as snapshot:
+        then = snapshot.timestamp
+    now.forward(-3600)  # all of it is of the future of who restores
+    txnkv.dump(shop, tmp_path / "d")
+    with restored(tmp_path / "d") as made:
+        for number in range(len(tables)):
+            table = made.table(tables[number].name)
+            for each in (then, txnkv.Timestamp(then - 1), then.datetime - timedelta(days=1)):
+                with pytest.raises(txnkv.HistoryExpiredError, match="is gone"):
+                    table.count(snapshot=each)
+                with pytest.raises(txnkv.HistoryExpiredError, match="is gone"):
+                    table.restore(each)
+            with made.snapshot() as snapshot:
+                table.delete(1)
+                assert table.count(snapshot=snapshot) == 1
+                assert table.restore(snapshot).inserted == 1
 
 
 def test_many_messages_and_a_batch_of_the_future(shop: txnkv.Client, tmp_path: Path) -> None:

@@ -552,6 +552,8 @@ class _Undump:
             for app_id, (version, source) in content["applications"].items():
                 with Transaction.begin(connection) as txn:
                     txn.mark_applied(app_id, version, source)
+            with instance.store.status.write() as cur:
+                history.begin(cur)  # a dump has nothing of the time before it
             connection.is_open = False
             return instance.store.store_id
 

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import Coordinator, Timestamp, aging_micros, one
+from txnkv.coordinator import Coordinator, Timestamp, aging_micros, latest_snapshot, one
 from txnkv.core import Holding
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import Store, clock, declare_fault_point, fault_point, settle_dropped
@@ -201,6 +201,15 @@ def _began(kept: float, now: int) -> Timestamp:
     if kept == math.inf:
         return Timestamp(0)
     return Timestamp.from_micros(max(now - int(kept * 1e6), 0))
+
+
+def begin(cur: apsw.Cursor) -> None:
+    """Have the history of a store, and of all its tables, begin with the latest commit. Inside a
+    write transaction, while nobody reads.
+    """
+    latest = latest_snapshot(cur)
+    cur.execute("UPDATE clock_row SET history_floor = max(history_floor, ?)", (latest,))
+    table_history.raise_floors(cur, dict.fromkeys(table_history.load(cur), latest))
 
 
 def compaction_floor(tables: Tables) -> Floors:
