@@ -20,6 +20,10 @@ from txnkv.coordinator.ids import (
 from txnkv.coordinator.status_schema import one
 from txnkv.storage.clocks import clock
 
+TTL = txnkv.Schema(
+    {"id": "int64", "v": "timestamp[us, tz=UTC]?"}, primary_key=["id"], ttl=("v", 3600)
+)
+
 
 def test_timestamps_rise_whatever_the_wall_clock_does(world: Any, now: Any) -> None:
     """A clock that jumps back is carried as logical time."""
@@ -80,6 +84,59 @@ def test_a_store_without_a_timestamp_refuses_no_clock(world: Any, now: Any) -> N
         cur.execute("UPDATE clock_row SET last_timestamp = 0")
         assert one(cur, "SELECT last_timestamp FROM clock") == (0,)
         assert aging_micros(cur) > MAX_JUMP
+
+
+_TO_1970 = -clock.now_micros() / 1e6 - 49 * 365 * 86_400
+
+
+def test_a_clock_of_before_2020_stops_nobody(connect: Any, now: Any, caplog: Any) -> None:
+    """That of a machine without a battery, until it is told the time: "a timestamp has 63 bits"."""
+    client = connect()
+    client.create_table("t", TTL)
+    client.create_table("old", TTL)
+    topic = client.create_topic("e")
+    txn = client.new_transaction(timeout=None)
+    txn.send(topic, b"undone")
+    txn.flush()
+    txn.serialize()
+    last = _commit(client, 1)
+    now.ahead = _TO_1970
+    txn.rollback()
+    assert last < _commit(client, 2) < last + 10
+    with client.transaction() as txn:
+        txn.send(topic, b"after")
+    assert [each.value for each in topic.consumer().poll()] == [b"after"]
+    client.drop_table("old", keep=3600)
+    with pytest.raises(ValueError, match="in the future, it is now 19"):
+        client.snapshot(at=Timestamp.from_micros(last.micros + 10**12))
+    client.close()
+    client = connect()
+    client.drop_table("t")
+    client.recall_table("old")
+    client.close()
+    now.ahead = 0
+    assert connect().check().ok
+    assert not caplog.records
+
+
+def test_a_store_that_was_made_before_2020(connect: Any, by_hand: Any, now: Any) -> None:
+    now.ahead = _TO_1970
+    client = connect()
+    table = client.create_table("t", TTL)
+    assert client.snapshot().timestamp < 10
+    table.insert((1, datetime.now(UTC) - timedelta(days=1)))
+    _commit(client, 2)
+    internals.flush(client)
+    by_hand(client)
+    client.compact()
+    client.close()
+    client = connect()
+    assert client.table("t").count() == 2, "nothing is old by this clock"
+    now.ahead = 0
+    by_hand(client)
+    assert client.table("t").count() == 1
+    assert abs(_commit(client, 3).micros - clock.now_micros()) < 60e6
+    assert client.check().ok
 
 
 def _aging(client: Any, snapshot: Timestamp) -> dict[str, int]:

@@ -43,6 +43,7 @@ from txnkv.coordinator.ids import (
     reach,
     repair_clock,
     stamp_of,
+    wall_timestamp,
 )
 from txnkv.coordinator.jobs import name_transaction, names_below
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 import apsw
@@ -17,6 +18,7 @@ from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import (
+    EPOCH,
     LOGICAL_BITS,
     IdRanges,
     Timestamp,
@@ -25,6 +27,7 @@ from txnkv.coordinator.ids import (
     raise_clock,
     refuse_jump,
     stamp_of,
+    wall_timestamp,
 )
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
@@ -53,7 +56,7 @@ def initialise(cur: apsw.Cursor) -> None:
     cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", identity)
     # Snapshots before the first commit are of the store's beginning: one of time 0 would be older
     # than any history.
-    begun = Timestamp.from_micros(clock.now_micros())
+    begun = wall_timestamp()
     cur.execute(
         "INSERT INTO clock_row (id, last_timestamp, last_commit, next_txn_id, stage_sequence) "
         "VALUES (1, ?, ?, 1, 0)",
@@ -162,7 +165,7 @@ class Coordinator:
         if when.micros > now:
             raise ValueError(
                 f"snapshot {when.datetime.isoformat()} is in the future, it is now "
-                f"{Timestamp.from_micros(now).datetime.isoformat()}: name a time that has passed"
+                f"{(EPOCH + timedelta(microseconds=now)).isoformat()}: name a time that has passed"
             )
         if self.store.directory.read_only:
             return self.latest()

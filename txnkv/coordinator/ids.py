@@ -176,13 +176,20 @@ def aging_micros(cur: apsw.Cursor) -> int:
     return then if last and now - then > MAX_JUMP else now
 
 
+def wall_timestamp(ago: int = 0) -> Timestamp:
+    """The wall clock's timestamp, or that of so many microseconds before; the first one there is,
+    where that is before 2020: some machines begin in 1970, until they are told the time.
+    """
+    return Timestamp.from_micros(max(clock.now_micros() - ago, 0))
+
+
 def repair_clock(cur: apsw.Cursor) -> Timestamp:
     """Set the stored clock to the wall clock, where that is ahead. Inside a write transaction.
 
     Returns:
         The last timestamp as it is stored then.
     """
-    raise_clock(cur, Timestamp.from_micros(max(clock.now_micros(), 0)))
+    raise_clock(cur, wall_timestamp())
     (last,) = one(cur, "SELECT last_timestamp FROM clock")
     return Timestamp(last)
 

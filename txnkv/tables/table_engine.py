@@ -19,6 +19,7 @@ from txnkv.coordinator import (
     payload,
     remove_strays,
     status_table,
+    wall_timestamp,
 )
 from txnkv.errors import (
     HistoryExpiredError,
@@ -413,7 +414,7 @@ class TableEngine(Tables):
 
     def _let_go(self) -> None:
         """Tables whose time to be recalled is over are dropped as others."""
-        now = Timestamp.from_micros(clock.now_micros())
+        now = wall_timestamp()
         with self.store.status.read() as cur:
             until = table_catalog.kept_until(cur)
         if until is not None and until <= now:

@@ -53,6 +53,7 @@ from txnkv.coordinator import (
     raise_first,
     remove_strays,
     status_table,
+    wall_timestamp,
 )
 from txnkv.core import ControlType, require_zones
 from txnkv.errors import SchemaError, TopicExistsError, TopicNotFoundError, TxnkvError
@@ -238,7 +239,7 @@ def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
             offset = topic_catalog.take_offsets(cur, partition.id, 1)
             mark = low_water_mark(cur)
         fault_point("marker.aborting")
-        now = Timestamp.from_micros(clock.now_micros())
+        now = wall_timestamp()
         marker = EndMarker(offset, 1, txn_id, int(ControlType.ABORT), now, mark, first)
         roll_forward.write(
             txn,

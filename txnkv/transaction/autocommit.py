@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.coordinator import KEEPALIVE_TIME, Catalog, Lease, Timestamp, TxnState, ending_error
+from txnkv.coordinator import EPOCH, KEEPALIVE_TIME, Catalog, Lease, TxnState, ending_error
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
@@ -403,7 +403,7 @@ def _expired(instance: Instance, table: TableInfo, context: TxnContext) -> pa.Ta
     if table.schema.ttl is None:
         return None
     column, seconds = table.schema.ttl
-    until = Timestamp.from_micros(clock.now_micros()).datetime - timedelta(seconds=seconds)
+    until = EPOCH + timedelta(microseconds=clock.now_micros()) - timedelta(seconds=seconds)
     if table.schema.arrow.field(column).type.tz is None:
         until = until.replace(tzinfo=None)
     names = list(table.schema.primary_key)

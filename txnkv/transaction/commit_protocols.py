@@ -30,6 +30,7 @@ from txnkv.coordinator import (
     ending_error,
     payload,
     status_table,
+    wall_timestamp,
 )
 from txnkv.errors import (
     AckConflictError,
@@ -46,7 +47,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import clock, is_calm, lengthy, submitted
+from txnkv.storage import is_calm, lengthy, submitted
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Attempt, Local
@@ -333,9 +334,7 @@ def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> Non
 
 def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None:
     with context.lock:
-        context.local.unsure_since = Timestamp.from_micros(
-            max(clock.now_micros() - int(attempt.elapsed * 1e6), 0)
-        )
+        context.local.unsure_since = wall_timestamp(int(attempt.elapsed * 1e6))
         try:
             error = _move_after(context, error)
         finally:
