@@ -18,7 +18,8 @@ from txnkv.coordinator.ids import (
     next_timestamp,
 )
 from txnkv.coordinator.status_schema import one
-from txnkv.storage.clocks import clock
+from txnkv.storage import arm, clock, disarm
+from txnkv.tables import history
 
 TTL = txnkv.Schema(
     {"id": "int64", "v": "timestamp[us, tz=UTC]?"}, primary_key=["id"], ttl=("v", 3600)
@@ -137,6 +138,27 @@ def test_a_store_that_was_made_before_2020(connect: Any, by_hand: Any, now: Any)
     assert client.table("t").count() == 1
     assert abs(_commit(client, 3).micros - clock.now_micros()) < 60e6
     assert client.check().ok
+
+
+def test_an_outcome_that_was_forgotten_under_a_clock_that_went_back_is_not_known(
+    client: Any, table: Any, now: Any, by_hand: Any
+) -> None:
+    """By the wall clock no minute has passed since, and it said ABORTED."""
+    now.ahead = 86_400
+    txn = client.new_transaction(timeout=None)
+    txn.insert(table, (1, "a"))
+    arm("status.after_commit", "error@1")
+    with pytest.raises(txnkv.CommitOutcomeUnknownError):
+        txn.commit()
+    disarm()
+    now.ahead = 0
+    internals.flush(client)
+    assert history.trim(internals.tables(client)) == 0
+    now.passed += 61
+    assert history.trim(internals.tables(client)) == 1
+    with pytest.raises(txnkv.CommitOutcomeUnknownError, match="look for what it wrote"):
+        txn.rollback()
+    assert table.get(1) == {"id": 1, "v": "a"}
 
 
 def _aging(client: Any, snapshot: Timestamp) -> dict[str, int]:

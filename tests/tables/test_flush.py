@@ -267,6 +267,25 @@ def test_the_log_is_trimmed_a_minute_after_the_flush(
     check_states(client, at)
 
 
+def test_the_log_is_trimmed_while_timestamps_are_ahead_of_the_clock(
+    client: txnkv.Client, table: txnkv.Table, quiet: None, now: Any
+) -> None:
+    """After one short jump it kept every commit until the clock had caught up, for days."""
+    tables = internals.tables(client)
+    now.ahead = 86_400
+    upsert(client, a="1")
+    now.ahead = 0
+    trimmed = []
+    for step in range(6):
+        upsert(client, a=str(step))
+        internals.flush(client)
+        trimmed.append(history.trim(tables))
+        now.forward(35)
+    assert trimmed == [0, 0, 2, 0, 2, 0], "what was flushed more than a minute before"
+    assert rows(client) == {"a": "5"}
+    assert client.check().ok
+
+
 def test_what_is_not_flushed_stays_in_the_log_however_old_it_is(
     client: txnkv.Client, at: dict[str, Timestamp], now: Any
 ) -> None:

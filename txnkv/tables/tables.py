@@ -28,6 +28,7 @@ class Tables(Catalog[TableInfo]):
         memory: rows of small commits that are not flushed yet.
         read_sets: by transaction, what serializable ones that this process commits have read.
         failed_writes: what is to be taken back.
+        seen_flushed: up to where commits were flushed at a time of the monotonic clock.
         readers: of tables that transactions call by their names.
         ground: that of the rows of all small transactions (`core.Writes`).
     """
@@ -38,6 +39,7 @@ class Tables(Catalog[TableInfo]):
         self.memory = CommittedMemory(self._key_width, self._on_flushed)
         self.read_sets: dict[int, ReadSet] = {}
         self.failed_writes = FailedWrites(self.store)
+        self.seen_flushed = 0, 0
         self._lock = new_lock()
         self._tablets: dict[int, Tablet] = {}
         self._former: dict[tuple[int, int], Tablet] = {}  # by id and `since`: of older schemas

@@ -47,7 +47,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import is_calm, lengthy, submitted
+from txnkv.storage import clock, is_calm, lengthy, submitted
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Attempt, Local
@@ -334,7 +334,8 @@ def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> Non
 
 def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None:
     with context.lock:
-        context.local.unsure_since = wall_timestamp(int(attempt.elapsed * 1e6))
+        ago = int(attempt.elapsed * 1e6)
+        context.local.unsure_since = wall_timestamp(ago), clock.monotonic_micros() - ago
         try:
             error = _move_after(context, error)
         finally:
@@ -426,7 +427,7 @@ def make_sure(context: TxnContext) -> TxnState:
                 # does.
                 found = payload.find(cur, txn_id)
                 if found is None:
-                    if not history.remembers(cur, local.unsure_since):
+                    if not history.remembers(cur, *local.unsure_since):
                         raise CommitOutcomeUnknownError(
                             f"the commit of transaction {txn_id} broke off, and the commit log has "
                             "forgotten since how it ended: look for what it wrote",

@@ -202,7 +202,7 @@ class LocalState:
         attempt: the commit that is on its way.
         starting: the number of threads that begin a large one in status.db, or have.
         going: that of a large one, where a thread of the library is at it, or was.
-        unsure_since: before the attempt began that broke off.
+        unsure_since: before the attempt began that broke off; and by the monotonic clock.
         commit_ts: of a small one that committed.
         reason, error: why it was aborted, and the name of a class of errors.
         hand: its rows, while single calls go straight to them.
@@ -215,7 +215,7 @@ class LocalState:
     attempt: Attempt | None = None
     starting = 0
     going: Future[Timestamp] | None = None
-    unsure_since = _NEVER
+    unsure_since = _NEVER, 0
     commit_ts: Timestamp | None = None
     reason: str | None = None
     error: str | None = None

@@ -283,12 +283,17 @@ def collect(tables: Tables) -> int:
 def trim(tables: Tables) -> int:
     """Forget small commits that are in row sets, a minute after they were made.
 
+    Where the wall clock says that no minute has passed, for timestamps are ahead of it, those that
+    this process has found flushed a minute ago go all the same.
+
     Returns:
         How many.
     """
     status = tables.store.status
     with status.read() as cur:
-        upto = _trimmed_upto(cur, aging_micros(cur))
+        (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
+        old = Timestamp.from_micros(max(aging_micros(cur) - KEEP_LOG, 0))
+        upto = min(flushed, max(old, _flushed_long(tables, flushed)))
         if (
             cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (upto,)).fetchone()
             is None
@@ -301,13 +306,22 @@ def trim(tables: Tables) -> int:
     return count
 
 
-def _trimmed_upto(cur: apsw.Cursor, now: int) -> Timestamp:
+def _flushed_long(tables: Tables, flushed: int) -> int:
+    """Return up to where commits were flushed when it was looked before, if that is long ago."""
+    now, (then, upto) = clock.monotonic_micros(), tables.seen_flushed
+    if upto and now - then < KEEP_LOG:
+        return 0
+    tables.seen_flushed = now, flushed
+    return upto
+
+
+def remembers(cur: apsw.Cursor, since: Timestamp, began: int) -> bool:
+    """Return True when the commit log has all small commits that were made from `since` on, which
+    was at `began` of the monotonic clock: either clock alone may have a reason to trim it.
+    """
     (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
-    return Timestamp(min(flushed, Timestamp.from_micros(max(now - KEEP_LOG, 0))))
-
-
-def remembers(cur: apsw.Cursor, since: Timestamp) -> bool:
-    """Return True when the commit log has all small commits that were made from `since` on."""
-    return _trimmed_upto(cur, clock.now_micros()) < since or bool(
-        cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (since,)).fetchone()
-    )
+    age = max(clock.now_micros() - since.micros, clock.monotonic_micros() - began)
+    if flushed < since or age < KEEP_LOG:
+        return True
+    earlier = cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (since,))
+    return earlier.fetchone() is not None
