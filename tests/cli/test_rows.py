@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import click
 import pytest
@@ -63,6 +64,27 @@ def test_a_table_goes_back_in_time_and_is_emptied_only_where_that_is_said(sales,
             "inserted": 0, "updated": 0, "deleted": 1,
         }  # fmt: skip
         run("revert", sales, "t", "--to", int(before))  # it is empty by now
+
+
+def test_a_time_after_a_jump_of_the_clock_reverts_nothing_unasked(sales, run, misuse, now):
+    """`--to` a second ago meant the table of before the jump."""
+    with txnkv.connect(sales) as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+        table.insert({"id": 1})
+        now.ahead = 86_400
+        table.insert({"id": 2})
+        now.ahead = 0
+        table.insert({"id": 3})
+        last = client.snapshot().timestamp
+        table.insert({"id": 4})
+        second = datetime.now(UTC).isoformat()
+        told = misuse("revert", sales, "t", "--to", second)
+        assert f"is later than {second}. Undo that in t, too? Say --yes" in told
+        assert table.count() == 4
+        run("revert", sales, "t", "--to", int(last))
+        assert table.count() == 3
+        run("revert", sales, "t", "--to", second, "--yes")
+        assert table.count() == 1
 
 
 def test_topics_are_made_and_dropped(store, run, fail, misuse):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,36 @@ def test_a_store_without_a_timestamp_refuses_no_clock(world: Any, now: Any) -> N
         cur.execute("UPDATE clock_row SET last_timestamp = 0")
         assert one(cur, "SELECT last_timestamp FROM clock") == (0,)
         assert aging_micros(cur) > MAX_JUMP
+
+
+def test_who_names_a_time_by_a_datetime_is_told_that_timestamps_are_ahead(
+    client: Any, table: Any, now: Any, caplog: Any, tmp_path: Path
+) -> None:
+    """A day after a jump of the clock `snapshot(at=now)` showed the store of before it."""
+    client.backup(tmp_path / "backups" / "1")
+    now.forward(30)
+    _commit(client, 1)
+    now.ahead = 0
+    client.snapshot(at=datetime.now(UTC)).close()
+    assert not caplog.records, "so far clocks differ"
+    now.ahead = 86_400
+    _commit(client, 2)
+    now.ahead = 0
+    last = _commit(client, 3)
+    client.backup(tmp_path / "backups" / "2")
+    client.snapshot(at=last).close()
+    assert table.count() == table.count(snapshot=last) == 3
+    assert not caplog.records
+    for _ in range(2):
+        assert table.count(snapshot=datetime.now(UTC)) == 0
+    assert len(caplog.records) == 1
+    made = txnkv.restore(tmp_path / "backups", tmp_path / "made", at=datetime.now(UTC))
+    assert made.timestamp < last
+    assert len(caplog.records) == 2
+    for each in caplog.records:
+        assert (each.name, each.levelname) == ("txnkv", "WARNING")
+        assert "s ahead of this machine's clock" in each.getMessage()
+        assert f"Give a timestamp; the latest is {last}, of " in each.getMessage()
 
 
 _TO_1970 = -clock.now_micros() / 1e6 - 49 * 365 * 86_400

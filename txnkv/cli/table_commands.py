@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -34,6 +35,7 @@ from txnkv.cli.console import (
     yes_option,
 )
 from txnkv.cli.message_lines import RowTexts, short
+from txnkv.coordinator import ahead_of_clock
 from txnkv.tables import Schema, TtlChange
 
 
@@ -235,14 +237,24 @@ def revert(store: str, table: str, at: str, yes: bool, as_json: bool) -> None:
     """Give TABLE the rows that it had at a time, in one transaction.
 
     The time must lie in the history that the store keeps. Columns stay as they are. Asks
-    first where the table had no rows then, as before it was made, or wants --yes where nobody can
-    answer.
+    first where the table had no rows then, as before it was made, and where timestamps of the
+    store are ahead of this machine's clock, or wants --yes where nobody can answer.
     """
     one = OneTransaction(store, "changed")
     with stopping(one.stopped), txnkv.connect(store, create=False) as client:
         found = client.table(table)
         with given():
-            when = client.timestamp_of(parsing.snapshot(at, "--to"))
+            asked = parsing.snapshot(at, "--to")
+            when = client.timestamp_of(asked)
+        latest = client.timestamp_of(None)
+        if isinstance(asked, datetime) and (ahead := ahead_of_clock(latest)):
+            confirm(
+                f"timestamps of {store} are {ahead:,.0f} s ahead of this machine's clock (the "
+                f"latest is {latest}, of {latest.datetime.isoformat()}), as a clock that was wrong "
+                f"leaves them: what was committed since is later than {at}. Undo that in {table}, "
+                "too?",
+                yes,
+            )
         if not found.count(snapshot=when) and (rows := found.count()):
             confirm(f"{table} had no rows then. Delete {plural(rows, 'row')} of now?", yes)
         done = txnkv.WriteResult()

@@ -55,6 +55,7 @@ from txnkv.coordinator import (
     one,
     reach,
     renew,
+    warn_ahead,
 )
 from txnkv.errors import (
     CorruptionError,
@@ -419,9 +420,10 @@ def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
 def _chosen(src: Place, at: Timestamp | datetime | None) -> Backup:
     if at is not None:
         require_time(at)
+    found, damaged = backups_at(src)
     if isinstance(at, datetime):
         at = Timestamp.from_datetime(at)
-    found, damaged = backups_at(src)
+        warn_ahead(max((each.content["timestamp"] for each in found), default=0), str(src))
     if len({each.content["store_id"] for each in found}) > 1:
         raise ValueError(f"{src} has backups of several stores: name one of them")
     if damaged and all(each.content["timestamp"] != at for each in found):

@@ -37,6 +37,7 @@ from txnkv.coordinator.ids import (
     Timestamp,
     TxnId,
     aging_micros,
+    ahead_of_clock,
     latest_snapshot,
     low_water_mark,
     next_timestamp,
@@ -44,6 +45,7 @@ from txnkv.coordinator.ids import (
     repair_clock,
     stamp_of,
     wall_timestamp,
+    warn_ahead,
 )
 from txnkv.coordinator.jobs import name_transaction, names_below
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import apsw
@@ -28,6 +28,7 @@ from txnkv.coordinator.ids import (
     refuse_jump,
     stamp_of,
     wall_timestamp,
+    warn_ahead,
 )
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
@@ -131,6 +132,7 @@ class Coordinator:
         store.extents.keep()
         self._boot = boot_id()
         self.history = history
+        self._warned = False
         self._kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.metrics = Metrics()
         self.damage = Damage(self.metrics.failing_parts)
@@ -174,6 +176,16 @@ class Coordinator:
             refuse_jump(last, when.micros)
             raise_clock(cur, when)
         return when
+
+    def snapshot_by(self, when: datetime) -> Timestamp:
+        """`snapshot_at` a time. Warns, once, where timestamps are ahead of the clock.
+
+        Raises:
+            ValueError: `when` is in the future, or no time that a timestamp has.
+        """
+        named = Timestamp.from_datetime(when)
+        self._warned = self._warned or warn_ahead(self.latest(), str(self.store.directory.path))
+        return self.snapshot_at(named)
 
     # -- begin -------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ those and over the transactions that have not ended. Whatever is staged under a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -45,6 +46,8 @@ from txnkv.coordinator.status_schema import one
 from txnkv.core import IdSet
 from txnkv.errors import UnavailableError
 from txnkv.storage import Store, clock, new_lock, shielded
+
+_log = logging.getLogger("txnkv")
 
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 LOGICAL_BITS = 12
@@ -174,6 +177,34 @@ def aging_micros(cur: apsw.Cursor) -> int:
     (last,) = one(cur, "SELECT last_timestamp FROM clock")
     now, then = clock.now_micros(), Timestamp(last).micros
     return then if last and now - then > MAX_JUMP else now
+
+
+def ahead_of_clock(latest: int) -> float:
+    """Return the seconds that a latest timestamp is ahead of the wall clock; 0 where it is no more
+    than a minute. Until the clock has caught up, all that is committed comes behind its time.
+    """
+    ahead = Timestamp(latest).micros - clock.now_micros()
+    return ahead / 1e6 if ahead > 60_000_000 else 0.0
+
+
+def warn_ahead(latest: int, whose: str) -> bool:
+    """Tell who names a time by a datetime that timestamps are ahead of the wall clock.
+
+    Returns:
+        They are.
+    """
+    ahead = ahead_of_clock(latest)
+    if ahead:
+        _log.warning(
+            "timestamps of %s are %.0f s ahead of this machine's clock, as a clock that was wrong "
+            "leaves them: a datetime leaves out what was committed since. Give a timestamp; the "
+            "latest is %d, of %s",
+            whose,
+            ahead,
+            latest,
+            Timestamp(latest).datetime.isoformat(),
+        )
+    return bool(ahead)
 
 
 def wall_timestamp(ago: int = 0) -> Timestamp:

@@ -496,7 +496,7 @@ class Connection:
             return coordinator.log.latest()
         require_time(at)
         if isinstance(at, datetime):
-            return coordinator.snapshot_at(Timestamp.from_datetime(at))
+            return coordinator.snapshot_by(at)
         if isinstance(at, int | Integral):
             return coordinator.snapshot_at(Timestamp(int(at)))
         self.require_own(at, "the snapshot", "client.snapshot()")
