@@ -264,6 +264,17 @@ def test_a_store_on_a_full_disk_gives_a_backup_that_is_no_base(shop, tmp_path: P
     txnkv.restore(tmp_path / "1", tmp_path / "made")
 
 
+def test_a_backup_that_an_older_txnkv_took_is_no_base(shop, tmp_path: Path) -> None:
+    """It noted none; the error named other causes alone."""
+    shop.backup(tmp_path / "1")
+    with internals.status(shop).write() as cur:
+        cur.execute("DROP TABLE backups")
+    with pytest.raises(ValueError, match="or by an older txnkv"):
+        shop.backup(tmp_path / "2", base=tmp_path / "1")
+    shop.backup(tmp_path / "2", base=None)
+    shop.backup(tmp_path / "3", base=tmp_path / "2")
+
+
 def test_a_compaction_that_left_rows_of_one_commit_alone(tmp_path: Path) -> None:
     client = txnkv.connect(tmp_path / "store")
     schema = txnkv.Schema({"k": "int64", "v": "int64"}, primary_key=["k"])

@@ -198,7 +198,8 @@ def _earlier(base: str | os.PathLike[str], filesystem: FileSystem | None, store:
         raise ValueError(
             f"base={str(base)!r} has the id of this store, which knows nothing of it: the backup "
             "was taken before the store's files were put back from a copy, or of a copy beside "
-            "it, or while its disk was full. Name one that was taken of it since, or none"
+            "it, or while its disk was full, or by an older txnkv. Name one that was taken of it "
+            "since, or none"
         )
     return found
 
