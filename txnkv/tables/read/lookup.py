@@ -217,7 +217,7 @@ def _few_by_key(
     codec = writer.rows.only(asked.columns + beside)
     if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
         each = point.find_each(tables, keys, codec, view)
-        return None if each is None else asked.filter.among(each)
+        return None if each is None else _enough(asked, each, math.inf)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     several = sorts and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
@@ -246,14 +246,18 @@ def _few_by_key(
                     return None
                 rows = kept[:most]
     found_first = by_key(schema, rows) if several else rows
-    return None if found_first is None else _enough(asked, found_first[:most], most)
+    if is_range or found_first is None:
+        return found_first
+    return _enough(asked, found_first[:most], most)
 
 
 def _enough(
-    asked: scan.Request, rows: list[dict[str, Any]], most: int
+    asked: scan.Request, rows: list[dict[str, Any]], most: float
 ) -> list[dict[str, Any]] | None:
     """Those of the first `most` rows that satisfy the filter; None where others may behind them."""
-    some = rows if asked.filter.shape.is_key_range else asked.filter.among(rows)
+    some = rows
+    for predicate in asked.filter.predicates:
+        some = predicate.among(some)
     short = asked.limit is not None and len(some) < asked.limit
     return None if short and len(rows) >= most else some
 

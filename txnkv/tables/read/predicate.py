@@ -313,12 +313,6 @@ class Filter:
             known = shape.narrow[key] = narrowness(self.predicates, key)
         return known
 
-    def among(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of some rows that satisfy the predicates."""
-        for predicate in self.predicates:
-            rows = predicate.among(rows)
-        return rows
-
     def may_hold(self, zones: dict[int, core.Zone], ids: dict[str, int], rows: int) -> bool:
         return all(
             predicate.may_hold(zones[ids[predicate.column]], rows)
