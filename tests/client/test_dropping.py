@@ -21,6 +21,7 @@ from tests import internals
 from txnkv.coordinator import ids
 from txnkv.storage.fork import GATE
 from txnkv.storage.threads import WhenDropped
+from txnkv.transaction import instance
 
 
 def _transaction(client: txnkv.Client) -> Any:
@@ -213,6 +214,18 @@ def test_stores_whose_clients_are_dropped_are_closed_by_the_next(
     with txnkv.connect(tmp_path / "0") as client:
         assert client.table("t").count() == 3
         until(lambda: not any(_of(tmp_path / str(number)) for number in range(1, 6)))
+
+
+def test_at_exit_a_store_that_cannot_be_closed_keeps_no_other_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _second = _open_one(tmp_path / "one"), _open_one(tmp_path / "two")
+    with monkeypatch.context() as patch:
+        patch.setattr(internals.store(first), "close", lambda: 1 / 0)
+        instance._close_all()
+    assert _of(tmp_path / "two") == 0
+    assert f"{tmp_path / 'one'} could not be closed" in caplog.text
+    internals.store(first).close()
 
 
 KEPT: dict[str, tuple[Any, Any]] = {

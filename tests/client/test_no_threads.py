@@ -16,7 +16,9 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import Held, still_waits
 from txnkv.aio.calls import Calls
+from txnkv.coordinator import maintenance
 from txnkv.kafka import KafkaServer
 from txnkv.storage import BusyError, sqlite_connection, threads
 
@@ -101,7 +103,48 @@ def test_a_checkpoint_that_is_due(
     checkpointer.wait()
     table.insert((2, "a"))
     checkpointer.wait()
-    assert checkpointer._thread is None
+    assert not checkpointer._thread.is_alive()
+
+
+@contextmanager
+def beginning(named: str) -> Iterator[Held]:
+    """A thread of the library stands still in its start."""
+    start = threading.Thread.start
+    made = Held(start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            threading.Thread, "start", lambda self: (made if self.name == named else start)(self)
+        )
+        try:
+            yield made
+        finally:
+            made.go_on.set()
+
+
+def test_a_close_beside_a_checkpoint_that_begins(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = internals.status(client)._checkpointer
+    monkeypatch.setattr(sqlite_connection, "REUSE_BYTES", 0)
+    with ThreadPoolExecutor(2) as pool, beginning("txnkv-checkpoint") as held:
+        put = pool.submit(table.insert, (1, "a"))
+        assert held.there.wait(60)
+        waits = pool.submit(checkpointer.wait)
+        still_waits(waits)
+        held.go_on.set()
+        put.result(60)
+        waits.result(60)
+
+
+def test_a_close_beside_slow_work_that_begins() -> None:
+    beside = maintenance._Beside("txnkv-beside", lambda: None)
+    with ThreadPoolExecutor(1) as pool, beginning("txnkv-beside") as held:
+        begins = pool.submit(beside.begin)
+        assert held.there.wait(60)
+        beside.join()
+        held.go_on.set()
+        begins.result(60)
+    beside.join()
 
 
 def test_a_commit_behind_others(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -85,11 +85,10 @@ class _Beside:
         """Do it, unless it is being done."""
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is ending, and starts no threads
-            self._thread = None
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        with suppress(RuntimeError):  # no thread is to be had: the next round tries again
+            thread.start()
+            self._thread = thread  # not before: who closes joins it
 
     def join(self) -> None:
         """Wait for its end."""

@@ -34,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -466,7 +466,8 @@ class Checkpointer:
         self._readers = readers
         self._queue = queue
         self._one = new_lock()
-        self._thread: threading.Thread | None = None
+        self._starting = new_lock()
+        self._thread: threading.Thread | None = None  # one that was started
         self._held_up_since: float | None = None
         self._again = 0.0
         self._told = False
@@ -491,14 +492,14 @@ class Checkpointer:
             self._relieve()
         elif time.monotonic() < self._again:
             return  # a reader is in the way
-        elif self.wal_bytes > REUSE_BYTES and self._thread is None and not self._one.locked():
-            self._thread = threading.Thread(
-                target=self._in_background, name="txnkv-checkpoint", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError:  # no thread is to be had: the next commit tries again
-                self._thread = None
+        elif self.wal_bytes > REUSE_BYTES and not self._one.locked():
+            with self._starting:
+                if self._thread is not None and self._thread.is_alive():
+                    return
+                made = threading.Thread(None, self._in_background, "txnkv-checkpoint", daemon=True)
+                with suppress(RuntimeError):  # no thread is to be had: the next commit tries again
+                    made.start()
+                    self._thread = made
 
     def run(self, *, cut: bool) -> None:
         """Move the WAL into the database. Where others are in the way, less of it.
@@ -528,7 +529,8 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until no thread of this process makes a checkpoint."""
-        thread = self._thread
+        with self._starting:
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -582,8 +584,6 @@ class Checkpointer:
             pass
         except TxnkvError as error:
             self._note_failed(error)
-        finally:
-            self._thread = None
 
     def _note_failed(self, error: TxnkvError) -> None:
         if not self._told:  # once, until one succeeds

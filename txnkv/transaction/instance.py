@@ -291,7 +291,10 @@ def _close_all() -> None:
         left = list(_instances.values())
         _instances.clear()
     for instance in left:
-        instance.close()
+        try:
+            instance.close()
+        except Exception:  # the other stores are closed all the same
+            _log.exception("%s could not be closed", instance.store.directory.path)
 
 
 def _after_fork_in_child() -> None:
