@@ -134,6 +134,7 @@ def test_the_programs_and_the_commands_in_the_howto(tmp_path):
         "WriteResult(inserted=0, updated=1, deleted=0, ignored=0, sent=0, acked=0)",
         "TimeToLive(column='seen', seconds=7200)",
         "{'id': 10001, 'region': 'eu', 'total': 3.0}",
+        "[{'number': 2, 'what': 'dry'}]",
         "True",
         "3",
         "[{'id': 6, 'total': 1.5}, {'id': 1000, 'total': 2.5}]",

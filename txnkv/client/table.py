@@ -231,13 +231,9 @@ class Table(Closing):
 
     def _grid(self) -> Grid:
         schema = self.schema
+        key = schema.primary_key
         return ["column", "type", "default", "key"], [
-            (
-                name,
-                kind,
-                schema.columns[name].default,
-                schema.primary_key.index(name) + 1 if name in schema.primary_key else None,
-            )
+            (name, kind, schema.columns[name].default, key.index(name) + 1 if name in key else None)
             for name, kind in schema.type_names().items()
         ]
 
@@ -481,7 +477,11 @@ class Table(Closing):
         return WriteResult(back.inserted - again, back.updated + again, gone.deleted)
 
     def next_id(self) -> int:
-        """An id that no other call in any process gets, known before commit; gaps happen."""
+        """An id that no other call in any process gets, known before commit; gaps happen.
+
+        Ids follow neither time nor commits: each process takes a block of them. Who reads on behind
+        the largest one misses rows that commit later: see "Number rows" in docs/howto.md.
+        """
         self._connection.require_writable()
         self._connection.instance.engine.require_live(self.info)
         # A forked child has none of those that it inherits.
