@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,21 @@ def test_work_that_fails_does_not_stop_the_rest(
     until(lambda: sorted(done) == [1, 3])
     assert not any(one.alive for one in kept)
     assert "tidying up" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_a_subscription_dropped_behind_its_store_is_one_line(
+    tmp_path: Path, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = txnkv.connect(tmp_path / "s")
+    subscription = client.create_topic("q").subscribe("w", type="shared")
+    assert subscription.receive(timeout=0) is None
+    shutil.rmtree(tmp_path / "s")
+    del client, subscription
+    gc.collect()
+    until(lambda: "tidying up" in caplog.text)
+    assert "was removed" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_ids_and_the_status_database_are_locked_in_one_order(

@@ -70,7 +70,7 @@ from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from txnkv.core import Handlers
-from txnkv.errors import StorageFullError
+from txnkv.errors import StorageFullError, TxnkvError
 from txnkv.storage.faults import no_thread
 from txnkv.storage.locks import new_baton, new_event, new_lock
 from txnkv.storage.write_queue import AGAIN, hastily
@@ -522,15 +522,15 @@ class _Worker:
                     continue  # it was called
                 found = watch.work
                 del watch
-            fn, args = found
             try:
-                fn(*args)
+                found[0](*found[1])
             except Exception as error:
                 if isinstance(error, StorageFullError) or getattr(error, "retriable", False):
                     self._try_again(found)
                 else:
-                    _log.exception("tidying up after a dropped object failed")
-            del fn, args, found
+                    say = _log.error if isinstance(error, TxnkvError) else _log.exception
+                    say("tidying up after a dropped object failed: %s", error)
+            del found
 
     def _try_again(self, work: _Work) -> None:
         timer = threading.Timer(_PAUSE, self.queue.put, (work,))
