@@ -111,7 +111,7 @@ class SchemaError(TxnkvError):
 
 
 class AlreadyPresentError(TxnkvError):
-    """A row with this key is there already."""
+    """A row with this key is there already, or another one with its values in a unique index."""
 
 
 class NotFoundError(TxnkvError):
