@@ -477,8 +477,9 @@ class Channel:
             if self._thread is None:
                 self._stop = new_event()
                 args = weakref.ref(self), self._stop, self.keepalive_time / 4
-                self._thread = threading.Thread(None, _heartbeats, _HEART, args, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(None, _heartbeats, _HEART, args, daemon=True)
+                thread.start()
+                self._thread = thread  # not before: where none is to be had the next call tries
             return self._flight
 
     def require_open(self) -> None:

@@ -436,10 +436,11 @@ _SLIM_BYTES: Final = 400
 
 def are_slim(asked: Request, tablet: Tablet, view: ReadView) -> bool:
     """Return True where rows of a range that is open may be read whole, though they may be many."""
-    shape, state = asked.filter.shape, tablet.state(view.snapshot)
-    of_key = asked.table.schema.primary_key[: len(shape.columns)] == shape.columns
-    if len(asked.columns) > _SLIM or not (shape.is_key_range or (shape.floating and of_key)):
+    shape, schema = asked.filter.shape, asked.table.schema
+    of_key = shape.floating and schema.primary_key[: len(shape.columns)] == shape.columns
+    if len(schema.columns) > _SLIM or not (shape.is_key_range or of_key):
         return False
+    state = tablet.state(view.snapshot)
     count = state.memory.n + sum(info.rows for info in state.infos)
     size = state.memory.nbytes + sum(info.size for info in state.infos)
     return bool(size <= _SLIM_BYTES * count)
@@ -479,12 +480,8 @@ def _found_by(
     index: TableIndex,
     key_ranges: Sequence[KeyRange],
 ) -> tuple[tuple[Source, ...], Pins] | None:
-    rows = sum(
-        sum(info.live_rows for info in state.infos) + state.memory.n
-        for state in (
-            tablet.state(view.snapshot) for tablet in {t.id: t for t, _ in ranges}.values()
-        )
-    )
+    states = [each.state(view.snapshot) for each in {t.id: t for t, _ in ranges}.values()]
+    rows = sum(sum(info.live_rows for info in each.infos) + each.memory.n for each in states)
     most = max(_FEWEST_ENTRIES, min(rows // _SHARE, _MOST_ENTRIES))
 
     def entries() -> tuple[list[Source], Pins]:
