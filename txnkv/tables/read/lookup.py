@@ -54,7 +54,11 @@ _SEVERAL: Final = 4
 """The most times as many, of a table of so many tablets: arrays cost more there."""
 
 _AHEAD: Final = 16
-"""So many rows more than are wanted are looked at, of those that a condition may leave out."""
+_MOST_AHEAD: Final = 64
+_MOST_BESIDE: Final = 256
+"""So many rows more than are wanted are looked at, of those that a condition may leave out, if they
+are no more than these, and than those of all tablets.
+"""
 
 _MOST_MERGED: Final = 32 * core.FEW
 """Rows of all tablets of which the first ones by key are taken one by one."""
@@ -182,15 +186,15 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if not (is_range or filter.shape.is_of_values):
         return None
     most = core.FEW
-    if limit is not None:
-        most = min(limit, most) if is_range else min(limit + _AHEAD, most - 1)
+    if limit is not None and (is_range or limit + _AHEAD <= _MOST_AHEAD):
+        most = min(limit, most) if is_range else limit + _AHEAD
     try:
         indexed = not is_range and bool(asked.table.schema.indexes)
         rows = _few_exact(tables, asked, view) if indexed and filter.shape.equal else None
         chosen = () if not indexed or rows is not None else scan.chosen_indexes(tables, asked)
         if chosen:
             rows = _few_by_index(tables, asked, view, chosen, most)
-        if rows is None and not (chosen and (limit is None or view.reads is not None)):
+        elif rows is None:
             rows = _few_by_key(tables, asked, view, most)
         if rows is not None and not is_range and (asked.ordered or limit is not None):
             rows = by_key(asked.table.schema, rows)
@@ -214,11 +218,15 @@ def _few_by_key(
     sorts = len(writer.tablets) > 1 and (asked.ordered or (most < core.FEW and not is_range))
     tested = sorts or not is_range
     beside = (*asked.filter.columns, *schema.primary_key) if tested else ()
-    codec = writer.rows.only(asked.columns + beside)
+    codec = writer.rows
+    if len(asked.columns) < len(schema.columns):
+        codec = codec.only(asked.columns + beside)
     if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
         each = point.find_each(tables, keys, codec, view)
         return None if each is None else _enough(asked, each, math.inf)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
+    if not is_range and most * len(tablets) > _MOST_BESIDE:
+        most = core.FEW
     several = sorts and len(tablets) > 1
     ranges: list[tuple[bytes | None, bytes | None]]
     if first and (beginning := writer.rows.beginning(first)) is not None:

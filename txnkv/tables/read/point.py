@@ -20,6 +20,8 @@ once. Smaller ones are copied. So while a row set's header is there, its blocks 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any, Final, TypeVar
 
@@ -434,13 +436,14 @@ def keys_for(
     for name in table.schema.primary_key if filter.shape.several else ():
         mine = [p.values for p in filter.predicates if p.column == name and p.op in ("=", "in")]
         columns += mine[:1]
-    n = max(map(len, columns), default=0)
+    n = math.prod(map(len, columns))
     if len(columns) < len(table.schema.primary_key) or not 0 < n <= core.FEW:
         return None
-    if any(len(array) not in (1, n) or pa.types.is_floating(array.type) for array in columns):
+    if any(pa.types.is_floating(array.type) for array in columns):
         return None
-    once = pa.array([0] * n)
-    columns = [array if len(array) == n else array.take(once) for array in columns]
+    if len(columns) > 1:
+        places = zip(*itertools.product(*(range(len(array)) for array in columns)), strict=True)
+        columns = [array.take(pa.array(at)) for array, at in zip(columns, places, strict=True)]
     keys = tablets[0].codec.encode(columns)
     batch = pa.record_batch(columns, names=list(table.schema.primary_key))
     found: list[tuple[Tablet, KeyRange]] = []
