@@ -8,6 +8,7 @@ first. Every process of the store waited with it.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.conftest import until
 from txnkv.coordinator import ids
 from txnkv.storage.fork import GATE
 from txnkv.storage.threads import WhenDropped
@@ -268,3 +270,34 @@ def test_what_a_dropped_client_gave_keeps_its_store_open(
     for name in ("two", "three"):
         txnkv.connect(tmp_path / name).close()
     assert read(kept).num_rows == 3
+
+
+def test_a_log_handler_that_fails_ends_no_thread_of_the_library(
+    client: txnkv.Client,
+) -> None:
+    """What was dropped later was never given back."""
+
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record)
+            raise ValueError(record.getMessage())
+
+    seen: list[logging.LogRecord] = []
+    handler, log = Failing(), logging.getLogger("txnkv")
+    log.addHandler(handler)
+    try:
+        WhenDropped(Owner(), _fail)
+        assert until(lambda: seen)
+    finally:
+        log.removeHandler(handler)
+    done = threading.Event()
+    WhenDropped(Owner(), done.set)
+    assert done.wait(60)
+
+
+class Owner:
+    """What is dropped at once."""
+
+
+def _fail() -> None:
+    raise KeyError("of a test")

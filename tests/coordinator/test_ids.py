@@ -14,6 +14,7 @@ import txnkv
 from tests import internals
 from tests.threads import at_once
 from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, RANGE, Timestamp, TxnId
+from txnkv.tables import history
 
 TIMES = st.datetimes(
     min_value=datetime(2020, 1, 1), max_value=datetime(2091, 1, 1), timezones=st.just(UTC)
@@ -140,3 +141,21 @@ def test_an_unknown_id_is_told_with_the_highest(client: txnkv.Client, offset: in
 
 def _schema() -> txnkv.Schema:
     return txnkv.Schema({"id": "int64"}, primary_key=["id"])
+
+
+def test_a_begin_beside_the_close_of_the_store_is_refused(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for ids for ever: those that it looked at were not those that it was given."""
+    coordinator = internals.coordinator(client)
+    while coordinator.ids.numbers.take() is not None:
+        pass
+    reserve = coordinator.ids.reserve
+
+    def closing() -> None:
+        coordinator.ids.close()
+        reserve()
+
+    monkeypatch.setattr(coordinator.ids, "reserve", closing)
+    with pytest.raises(txnkv.ClosedError, match="is closed"):
+        history.hold(coordinator)

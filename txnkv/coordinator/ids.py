@@ -44,7 +44,7 @@ import apsw
 
 from txnkv.coordinator.status_schema import one
 from txnkv.core import IdSet
-from txnkv.errors import UnavailableError
+from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage import Store, clock, new_lock, shielded
 
 _log = logging.getLogger("txnkv")
@@ -269,6 +269,7 @@ class IdRanges:
         self._reserving = new_lock()
         self.numbers = IdSet()
         self._firsts: dict[int, int] = {}
+        self._closed = False
 
     def begin(self) -> int:
         """An id never given before, live until `ended`."""
@@ -295,17 +296,25 @@ class IdRanges:
                 )
 
     def close(self) -> None:
-        """Give back this process's ranges."""
-        firsts, self._firsts = self._firsts, {}
-        self.numbers = IdSet()
+        """Give back this process's ranges, and take no more."""
+        with self._reserving:
+            self._closed = True
+            firsts, self._firsts = self._firsts, {}
+            self.numbers = IdSet()
         if firsts:
             with self._store.status.write() as cur:
                 drop_ranges(cur, firsts)
 
     @shielded
     def reserve(self) -> None:
-        """Have ids to give."""
+        """Have ids to give.
+
+        Raises:
+            ClosedError: the store was closed; who holds its former ids would ask for ever.
+        """
         with self._reserving:
+            if self._closed:
+                raise ClosedError(f"store {self._store.directory.path} is closed; open it again")
             if not self.numbers.left:
                 self._take_range()
 

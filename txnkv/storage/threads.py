@@ -517,8 +517,7 @@ class _Worker:
         while True:
             found = self.queue.get()
             if isinstance(found, _Watch):
-                watch = self.watched.pop(id(found), None)
-                if watch is None:
+                if (watch := self.watched.pop(id(found), None)) is None:
                     continue  # it was called
                 found = watch.work
                 del watch
@@ -528,8 +527,9 @@ class _Worker:
                 if isinstance(error, StorageFullError) or getattr(error, "retriable", False):
                     self._try_again(found)
                 else:
-                    say = _log.error if isinstance(error, TxnkvError) else _log.exception
-                    say("tidying up after a dropped object failed: %s", error)
+                    frames = None if isinstance(error, TxnkvError) else error
+                    with suppress(Exception):  # a handler that fails is not to end this thread
+                        _log.error("tidying up after a dropped object: %s", error, exc_info=frames)
             del found
 
     def _try_again(self, work: _Work) -> None:

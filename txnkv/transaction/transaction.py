@@ -193,8 +193,8 @@ class Transaction(Closing):
     def commit_async(self) -> Future[Timestamp]:
         """`commit()` without waiting: one thread may have thousands of commits on their way.
 
-        The sessions are flushed at the call; the future, not to be cancelled, holds what `commit`
-        returns or raises. Small ones commit in the order of calls, large ones on a thread.
+        The sessions are flushed at the call; the future, not to be cancelled, alone has what
+        `commit` returns or raises. Small ones commit in order of calls, large ones on a thread.
         """
         try:
             self.connection.require_open()
