@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -20,6 +22,16 @@ faulthandler.register(signal.SIGUSR1)
 from txnkv.__main__ import main
 main()
 """
+
+
+def _free_port() -> int:
+    """A port that no connection gets by chance while the server is away: systems take theirs from
+    above these.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")
 
 
 class Serving:
@@ -35,8 +47,7 @@ class Serving:
         self._path = path
         self._log = log
         self._options = options
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = _free_port()
         self.popen: subprocess.Popen[str] | None = None
 
     @property
