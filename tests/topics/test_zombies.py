@@ -175,7 +175,8 @@ def test_a_batch_that_comes_late_all_the_same_is_dropped(client: txnkv.Client) -
     new = begin(client)
     send(client, new, partition, [b"new"])
     # Ids are alive until their process says otherwise: it does when it stores its ranges.
-    internals.coordinator(client).ids.close()
+    with internals.status(client).write() as cur:
+        internals.coordinator(client).ids.record(cur)
     commit(client, new)
     force(old.txn_id)
     small(client, [partition], [b"small"])
