@@ -54,11 +54,11 @@ _SEVERAL: Final = 4
 """The most times as many, of a table of so many tablets: arrays cost more there."""
 
 _AHEAD: Final = 16
+"""So many rows more than are wanted are looked at, of those that a condition may leave out."""
 _MOST_AHEAD: Final = 64
+"""The most that are, of one tablet or index: where more are wanted, all have to be few."""
 _MOST_BESIDE: Final = 256
-"""So many rows more than are wanted are looked at, of those that a condition may leave out, if they
-are no more than these, and than those of all tablets.
-"""
+"""The most of all tablets."""
 
 _MOST_MERGED: Final = 32 * core.FEW
 """Rows of all tablets of which the first ones by key are taken one by one."""
@@ -302,7 +302,7 @@ def _few_by_index(
         entries = _entries(tables, view, index, ranges, first)
         dear = view.own is not None or any(None in each for each in ranges)
         if entries is not None and not (dear and len(entries) > _FEW_DEAR):
-            size = len(entries) if exact or len(entries) < first else core.FEW
+            size = len(entries) if exact or len(entries) < first else core.FEW  # it was cut
             if least is None or size < least[0]:
                 least = size, index, entries
         if view.reads is not None:
