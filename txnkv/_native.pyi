@@ -114,8 +114,8 @@ class Published:
     def take_away(self) -> None: ...
     def find(self, key: bytes, snapshot: int, /) -> Any: ...
     def range(
-        self, table: Table, low: bytes | None, high: bytes | None, most: int, snapshot: int,
-        own: Any, /,
+        self, table: Table, low: bytes | None, high: bytes | None, most: int, descending: bool,
+        snapshot: int, own: Any, /,
     ) -> Any: ...  # fmt: skip
 
 class Reader:
@@ -126,8 +126,8 @@ class Reader:
         places: tuple[tuple[int, int, Any], ...], indexed: bool, /,
     ) -> Reader: ...  # fmt: skip
     def by_entries(
-        self, index: Any, low: bytes | None, high: bytes | None, most: int, snapshot: int,
-        skip: int, /,
+        self, index: Any, low: bytes | None, high: bytes | None, most: int, descending: bool,
+        snapshot: int, skip: int, /,
     ) -> list[dict[str, Any] | None]: ...  # fmt: skip
     def confirm(self, epoch: int, /) -> None: ...
     def forget(self) -> None: ...

@@ -130,6 +130,41 @@ uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,
     return n;
 }
 
+enum { MOST_PASSED = 4096 };
+
+/* The last node with a key below `high`, data NULL for no bound. */
+static const mem_node_t *last_below(const mem_row_set_t *set, slice_t high) {
+    const mem_probe_t probe = mem_probe(high, UINT64_MAX);
+    const mem_link_t *links = set->head;
+    const mem_node_t *found = NULL;
+    for (uint32_t level = mem_levels(set); level-- > 0;) {
+        const mem_node_t *next;
+        while ((next = mem_next(links, level)) != NULL &&
+               (high.data == NULL || mem_before(next, &probe))) {
+            found = next;
+            links = next->next;
+        }
+    }
+    return found;
+}
+
+status_t mem_row_set_last(const mem_row_set_t *set, const mem_range_t *range,
+                          const mem_entry_t **out) {
+    const slice_t low = {range->low, range->low_len};
+    slice_t high = {range->high, range->high_len};
+    *out = NULL;
+    if (mem_max_stamp(set) <= range->after) return STATUS_OK;
+    for (uint32_t passed = 0; passed < MOST_PASSED; passed++) {
+        const mem_node_t *node = last_below(set, high);
+        if (node == NULL) return STATUS_OK;
+        high = mem_key(&node->entry);
+        if (low.data != NULL && slice_compare(high, low) < 0) return STATUS_OK;
+        *out = mem_row_set_get(set, high.data, high.len, range->after, range->upto);
+        if (*out != NULL) return STATUS_OK;
+    }
+    return STATUS_LIMIT;
+}
+
 const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *low,
                                        size_t low_len, const uint8_t *high, size_t high_len,
                                        uint64_t after) {

@@ -84,6 +84,11 @@ void mem_row_set_lookup(const mem_row_set_t *set, const keys_t *keys, uint64_t a
 uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,
                             const mem_entry_t **last, uint32_t cap, const mem_entry_t **out);
 
+/* The entry of a range with the greatest key, as `select` gives it last; NULL: none. LIMIT: too many
+ * keys have none that is wanted. */
+status_t mem_row_set_last(const mem_row_set_t *set, const mem_range_t *range,
+                          const mem_entry_t **out);
+
 /* The first entry with a key in [low, high), NULL for no bound, and a stamp > after. */
 const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *low,
                                        size_t low_len, const uint8_t *high, size_t high_len,

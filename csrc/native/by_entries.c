@@ -49,19 +49,21 @@ static PyObject *rows_of_entries(reader_t *self, const published_range_t *entrie
     return made;
 }
 
-/* by_entries(index, low, high, most, snapshot, skip): the rows of the first entries with low <= key
- * < high in the tablet of an index, None where one is not there; their keys stand behind `skip` bytes
- * of the entries'. NotImplemented for a miss, or where they are many. */
+/* by_entries(index, low, high, most, descending, snapshot, skip): the rows of the first entries with
+ * low <= key < high in the tablet of an index, or the last ones, descending; None where one is not
+ * there; their keys stand behind `skip` bytes of the entries'. NotImplemented for a miss, or where
+ * they are many. */
 PyObject *reader_by_entries(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     published_range_t entries;
     published_t *index;
     row_bytes_t rows;
     PyObject *made = NULL;
-    if (n != 6) {
-        PyErr_SetString(PyExc_TypeError, "by_entries() takes index, low, high, most, snapshot, skip");
+    if (n != 7) {
+        PyErr_SetString(PyExc_TypeError,
+                        "by_entries() takes index, low, high, most, descending, snapshot, skip");
         return NULL;
     }
-    const size_t skip = PyLong_AsSize_t(args[5]);
+    const size_t skip = PyLong_AsSize_t(args[6]);
     if (PyErr_Occurred() != NULL || (index = published_of(args[0])) == NULL) return NULL;
     if (published_range_of(args + 1, &entries) < 0) return NULL;
     if (published_range_init(&entries, &rows) < 0) return NULL;

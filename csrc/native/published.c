@@ -142,7 +142,8 @@ static published_status_t look_for_range(published_t *self, void *of) {
     published_range_t *asked = of;
     layers_range_t *range = asked->range;
     if (layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
-                     asked->high.len, asked->snapshot, asked->most, range) != LAYERS_RANGE_OK) {
+                     asked->high.len, asked->snapshot, asked->most, asked->descending,
+                     range) != LAYERS_RANGE_OK) {
         return PUBLISHED_MISS; /* there is much of it, a block is to be loaded, or is damaged */
     }
     for (uint32_t i = 0; i < range->n; i++) {
@@ -342,8 +343,10 @@ int published_range_of(PyObject *const *args, published_range_t *out) {
     *out = (published_range_t){.own = NULL};
     if (bound_of(args[0], &out->low) < 0 || bound_of(args[1], &out->high) < 0) return -1;
     const unsigned long most = PyLong_AsUnsignedLong(args[2]);
-    out->snapshot = PyLong_AsUnsignedLongLong(args[3]);
+    const int descending = PyObject_IsTrue(args[3]);
+    out->snapshot = PyLong_AsUnsignedLongLong(args[4]);
     out->most = most < LAYERS_FEW ? (uint32_t)most : LAYERS_FEW;
+    out->descending = descending > 0;
     return PyErr_Occurred() == NULL ? 0 : -1;
 }
 
@@ -360,16 +363,18 @@ static PyObject *range_of(published_t *self, row_table_t *table, published_range
     return made;
 }
 
-/* range(table, low, high, most, snapshot, own): the first rows with low <= key < high (None: no
- * bound) as dicts, ascending; NotImplemented for a miss, or where they are many. */
+/* range(table, low, high, most, descending, snapshot, own): the first rows with low <= key < high
+ * (None: no bound) as dicts, ascending; or the last ones, descending. NotImplemented for a miss, or
+ * where they are many. */
 static PyObject *published_range_rows(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     published_range_t asked;
-    if (n != 6 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {
-        PyErr_SetString(PyExc_TypeError, "range() takes table, low, high, most, snapshot, own");
+    if (n != 7 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {
+        PyErr_SetString(PyExc_TypeError,
+                        "range() takes table, low, high, most, descending, snapshot, own");
         return NULL;
     }
     if (published_range_of(args + 1, &asked) < 0) return NULL;
-    if (args[5] != Py_None && (asked.own = mem_set_of(args[5])) == NULL) return NULL;
+    if (args[6] != Py_None && (asked.own = mem_set_of(args[6])) == NULL) return NULL;
     return range_of((published_t *)object, (row_table_t *)args[0], &asked);
 }
 

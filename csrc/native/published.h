@@ -43,7 +43,7 @@ published_status_t published_find(published_t *published, const mem_row_set_t *o
                                   row_bytes_t *row);
 
 /* Finds the rows with low <= key < high (data NULL: no bound) that a snapshot sees, ascending, the
- * first `most` of them; FOUND also where there are none, MISS, too, where they are many. `ends` has
+ * first `most` of them, or the last ones, descending; FOUND also where there are none, MISS, too, where they are many. `ends` has
  * room for LAYERS_FEW ends of the rows in `rows`; `range` has their keys. */
 typedef struct {
     const mem_row_set_t *own;
@@ -51,6 +51,7 @@ typedef struct {
     slice_t high;
     uint64_t snapshot;
     uint32_t most;
+    bool descending;
     layers_range_t *range;
     row_bytes_t *rows;
     size_t *ends;
@@ -62,8 +63,8 @@ published_status_t published_find_range(published_t *published, published_range_
 int published_range_init(published_range_t *asked, row_bytes_t *rows);
 void published_range_free(published_range_t *asked);
 
-/* Takes two bounds, `most` and a snapshot from the arguments of a call in Python; -1 with an error
- * set. */
+/* Takes two bounds, `most`, `descending` and a snapshot from the arguments of a call in Python; -1
+ * with an error set. */
 int published_range_of(PyObject *const *args, published_range_t *out);
 
 /* The published tablet that an object is, else NULL with an error set. */

@@ -26,7 +26,9 @@ typedef struct {
     cursor_t cursors[LAYERS_CURSORS];
     uint32_t n;
     uint32_t most;
+    slice_t low;
     slice_t high;
+    bool descending;
     bool own_alone; /* of what is committed, nothing is left */
 } merge_t;
 
@@ -34,17 +36,43 @@ static bool is_below(slice_t key, slice_t high) {
     return high.data == NULL || slice_compare(key, high) < 0;
 }
 
+static bool is_under(slice_t key, slice_t low) {
+    return low.len != 0 && slice_compare(key, low) < 0;
+}
+
 static slice_t key_of(const cursor_t *cursor) {
     const slice_t key = {cursor->key.data, cursor->key.len};
     return key;
 }
 
-static void next_in_memory(cursor_t *cursor) {
-    cursor->over =
-        mem_row_set_select(cursor->memory, &cursor->range, &cursor->last, 1, &cursor->entry) == 0;
-    if (cursor->over) return;
+/* The newest entry of the next key; of an ascending merge it goes on from the `last` one. */
+static layers_range_status_t next_in_memory(cursor_t *cursor, bool descending) {
+    if (descending) {
+        const status_t status = mem_row_set_last(cursor->memory, &cursor->range, &cursor->entry);
+        if (status != STATUS_OK) return LAYERS_RANGE_LONG;
+        cursor->over = cursor->entry == NULL;
+    } else {
+        cursor->over = mem_row_set_select(cursor->memory, &cursor->range, &cursor->last, 1,
+                                          &cursor->entry) == 0;
+    }
+    if (cursor->over) return LAYERS_RANGE_OK;
     cursor->key.data = cursor->entry->row - cursor->entry->key_len;
     cursor->key.len = cursor->entry->key_len;
+    if (descending) {
+        cursor->range.high = cursor->key.data;
+        cursor->range.high_len = cursor->key.len;
+    }
+    return LAYERS_RANGE_OK;
+}
+
+/* The block of a cursor; NULL, and the place in `stop`: it is to be loaded. */
+static const layer_block_t *block_at(const cursor_t *cursor, layer_found_t *stop) {
+    const layer_block_t *block =
+        __atomic_load_n(cursor->row_set->blocks + cursor->number, __ATOMIC_ACQUIRE);
+    stop->step = cursor->step;
+    stop->number = cursor->number;
+    stop->state = block == NULL ? LAYERS_LOAD : LAYERS_CORRUPT;
+    return block;
 }
 
 /* Reads the key at the cursor's place, or at the beginning of the block behind. */
@@ -52,11 +80,7 @@ static layers_range_status_t read_key(cursor_t *cursor, slice_t high, layer_foun
     const layer_row_set_t *row_set = cursor->row_set;
     for (; cursor->number < row_set->lasts.n; cursor->number++, cursor->row = 0) {
         if (!is_below(keys_at(&row_set->firsts, cursor->number), high)) break;
-        const layer_block_t *block =
-            __atomic_load_n(row_set->blocks + cursor->number, __ATOMIC_ACQUIRE);
-        stop->step = cursor->step;
-        stop->number = cursor->number;
-        stop->state = block == NULL ? LAYERS_LOAD : LAYERS_CORRUPT;
+        const layer_block_t *block = block_at(cursor, stop);
         if (block == NULL) return LAYERS_RANGE_STOP;
         if (cursor->row >= block->keys.rows) continue;
         if (access_value(&block->keys, cursor->row, &cursor->key) != STATUS_OK) {
@@ -69,36 +93,63 @@ static layers_range_status_t read_key(cursor_t *cursor, slice_t high, layer_foun
     return LAYERS_RANGE_OK;
 }
 
+/* Reads the key of the row before the cursor's, or of the last one of the block before. */
+static layers_range_status_t read_key_before(cursor_t *cursor, slice_t low, layer_found_t *stop) {
+    const layer_row_set_t *row_set = cursor->row_set;
+    for (;;) {
+        if (cursor->row == 0) {
+            cursor->over = cursor->number == 0 ||
+                           is_under(keys_at(&row_set->lasts, cursor->number - 1), low);
+            if (cursor->over) return LAYERS_RANGE_OK;
+            cursor->number--;
+            cursor->row = UINT32_MAX;
+        }
+        const layer_block_t *block = block_at(cursor, stop);
+        if (block == NULL) return LAYERS_RANGE_STOP;
+        if (cursor->row > block->keys.rows) cursor->row = block->keys.rows;
+        if (cursor->row == 0) continue;
+        cursor->row--;
+        if (access_value(&block->keys, cursor->row, &cursor->key) != STATUS_OK) {
+            return LAYERS_RANGE_STOP;
+        }
+        cursor->over = is_under(key_of(cursor), low);
+        return LAYERS_RANGE_OK;
+    }
+}
+
+static layers_range_status_t next_key(cursor_t *cursor, const merge_t *merge, layer_found_t *stop) {
+    if (merge->descending) return read_key_before(cursor, merge->low, stop);
+    return read_key(cursor, merge->high, stop);
+}
+
 /* Moves to the first row of the range, and sees whether a block alone has too many. */
 static layers_range_status_t open_row_set(cursor_t *cursor, slice_t low, const merge_t *merge,
                                           layer_found_t *stop) {
     const layer_row_set_t *row_set = cursor->row_set;
     const slice_t high = merge->high;
-    cursor->number = search_lower_bound(&row_set->lasts, low.data, low.len);
+    const uint32_t start = search_lower_bound(&row_set->lasts, low.data, low.len);
     uint32_t end = row_set->lasts.n;
     if (high.data != NULL) end = search_lower_bound(&row_set->firsts, high.data, high.len);
-    if (cursor->number >= end) {
+    if (start >= end) {
         cursor->over = true;
         return LAYERS_RANGE_OK;
     }
-    if (merge->most >= LAYERS_FEW && end > cursor->number + 2) return LAYERS_RANGE_LONG;
-    const layer_block_t *block =
-        __atomic_load_n(row_set->blocks + cursor->number, __ATOMIC_ACQUIRE);
-    if (block == NULL) return read_key(cursor, high, stop);
-    uint32_t behind = block->keys.rows;
-    status_t status = access_lower_bound(&block->keys, low.data, low.len, &cursor->row);
-    if (status == STATUS_OK && end == cursor->number + 1 && high.data != NULL) {
+    if (merge->most >= LAYERS_FEW && end > start + 2) return LAYERS_RANGE_LONG;
+    cursor->number = merge->descending ? end - 1 : start;
+    const layer_block_t *block = block_at(cursor, stop);
+    if (block == NULL) return LAYERS_RANGE_STOP;
+    uint32_t from = 0, behind = block->keys.rows;
+    status_t status = STATUS_OK;
+    if (cursor->number == start) {
+        status = access_lower_bound(&block->keys, low.data, low.len, &from);
+    }
+    if (status == STATUS_OK && cursor->number + 1 == end && high.data != NULL) {
         status = access_lower_bound(&block->keys, high.data, high.len, &behind);
     }
-    if (status != STATUS_OK) {
-        *stop = (layer_found_t){
-            .state = LAYERS_CORRUPT, .step = cursor->step, .number = cursor->number};
-        return LAYERS_RANGE_STOP;
-    }
-    if (merge->most >= LAYERS_FEW && behind > cursor->row + 4 * LAYERS_FEW) {
-        return LAYERS_RANGE_LONG;
-    }
-    return read_key(cursor, high, stop);
+    if (status != STATUS_OK) return LAYERS_RANGE_STOP;
+    if (merge->most >= LAYERS_FEW && behind > from + 4 * LAYERS_FEW) return LAYERS_RANGE_LONG;
+    cursor->row = merge->descending ? behind : from;
+    return next_key(cursor, merge, stop);
 }
 
 static layers_range_status_t add_memory(merge_t *merge, const mem_row_set_t *memory, slice_t low,
@@ -109,8 +160,7 @@ static layers_range_status_t add_memory(merge_t *merge, const mem_row_set_t *mem
     *cursor = (cursor_t){.memory = memory,
                          .range = {low.data, low.len, merge->high.data, merge->high.len, after,
                                    upto, 0}};
-    next_in_memory(cursor);
-    return LAYERS_RANGE_OK;
+    return next_in_memory(cursor, merge->descending);
 }
 
 static layers_range_status_t add_steps(merge_t *merge, const layer_step_t *steps, uint32_t n,
@@ -130,12 +180,14 @@ static layers_range_status_t add_steps(merge_t *merge, const layer_step_t *steps
     return LAYERS_RANGE_OK;
 }
 
-static cursor_t *least(merge_t *merge) {
+/* The cursor with the key that comes next, of several with it the uppermost; NULL: none does. */
+static cursor_t *foremost(merge_t *merge) {
     cursor_t *found = NULL;
     for (uint32_t k = 0; k < merge->n; k++) {
         cursor_t *cursor = merge->cursors + k;
         if (cursor->over) continue;
-        if (found == NULL || slice_compare(key_of(cursor), key_of(found)) < 0) found = cursor;
+        const int order = found == NULL ? -1 : slice_compare(key_of(cursor), key_of(found));
+        if (found == NULL || (merge->descending ? order > 0 : order < 0)) found = cursor;
     }
     return found;
 }
@@ -145,12 +197,10 @@ static layers_range_status_t pass(merge_t *merge, slice_t key, layer_found_t *st
     for (uint32_t k = 0; k < merge->n; k++) {
         cursor_t *cursor = merge->cursors + k;
         while (!cursor->over && slice_compare(key_of(cursor), key) == 0) {
-            if (cursor->memory != NULL) {
-                next_in_memory(cursor);
-                continue;
-            }
-            cursor->row++;
-            const layers_range_status_t status = read_key(cursor, merge->high, stop);
+            if (cursor->memory == NULL && !merge->descending) cursor->row++;
+            const layers_range_status_t status = cursor->memory != NULL
+                                                     ? next_in_memory(cursor, merge->descending)
+                                                     : next_key(cursor, merge, stop);
             if (status != LAYERS_RANGE_OK) return status;
         }
     }
@@ -174,7 +224,7 @@ static layers_range_status_t open_all(merge_t *merge, const layers_t *layers,
     return status;
 }
 
-/* The next key was deleted: of the sources that have it this one is above, as `least` gives it. */
+/* The next key was deleted: of the sources that have it this one is above, as `foremost` gives it. */
 static bool is_gone(const cursor_t *cursor) {
     return cursor->memory != NULL && cursor->entry->row_len == UINT32_MAX;
 }
@@ -195,7 +245,7 @@ static layers_range_status_t find_rows(walk_t *walk, layers_range_t *out) {
     merge_t *merge = walk->merge;
     layers_range_status_t status = LAYERS_RANGE_OK;
     while (status == LAYERS_RANGE_OK && out->n < merge->most) {
-        const cursor_t *cursor = least(merge);
+        const cursor_t *cursor = foremost(merge);
         if (out->n == 0) walk->reached = cursor == NULL ? merge->high : key_of(cursor);
         if (cursor == NULL) break;
         const slice_t key = key_of(cursor);
@@ -213,9 +263,12 @@ static layers_range_status_t find_rows(walk_t *walk, layers_range_t *out) {
         const slice_t copy = {out->keys + at, key.len};
         if (out->n == 0) walk->reached = copy;
         layer_found_t *found = out->found + out->n;
-        const layer_place_t place = {cursor->row_set, cursor->number, cursor->row};
+        const layer_row_set_t *row_set = cursor->row_set;
+        const layer_place_t place = {row_set, cursor->number, cursor->row};
+        /* From behind, the oldest version of a key comes first. */
+        const bool placed = row_set != NULL && !(merge->descending && row_set->versioned != 0);
         layers_find_at(walk->layers, walk->own, copy.data, copy.len, walk->snapshot,
-                       cursor->row_set == NULL ? NULL : &place, found);
+                       placed ? &place : NULL, found);
         if (found->state >= LAYERS_LOAD) return LAYERS_RANGE_STOP;
         if (found->state != LAYERS_ABSENT) out->ends[++out->n] = at + (uint32_t)copy.len;
         status = pass(merge, copy, out->found + out->n);
@@ -237,14 +290,18 @@ static bool sees_all(const layers_t *layers, const mem_row_set_t *own, uint64_t 
 layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *own,
                                    const uint8_t *low, size_t low_len, const uint8_t *high,
                                    size_t high_len, uint64_t snapshot, uint32_t most,
-                                   layers_range_t *out) {
+                                   uint32_t descending, layers_range_t *out) {
     const slice_t from = {low, low_len};
-    merge_t merge = {.n = 0, .most = most, .high = {high, high_len}};
+    merge_t merge = {.n = 0,
+                     .most = most,
+                     .low = from,
+                     .high = {high, high_len},
+                     .descending = descending != 0};
     walk_t walk = {layers, own, snapshot, &merge, 0, 0, from};
     uint8_t end[GONE_KEY_BYTES];
     slice_t committed = from;
     const mem_entry_t *newest = NULL;
-    bool notes = layers->gone != NULL && layers->staged_n == 0;
+    bool notes = layers->gone != NULL && layers->staged_n == 0 && !merge.descending;
     out->n = out->ends[0] = 0;
     if (notes) {
         const int64_t len = gone_end(layers->gone, layers->memory, low, low_len, snapshot, end);

@@ -153,10 +153,11 @@ typedef enum {
 } layers_range_status_t;
 
 /* The rows with low <= key < high (NULL: no bound) that a snapshot sees, ascending: the first `most`
- * of them. Where those are LAYERS_FEW or more, all are wanted, and more than that are too many. */
+ * of them; or, `descending`, the last ones, the last of all first. Where `most` is LAYERS_FEW or
+ * more, all are wanted, and more than that are too many. */
 layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *own,
                                    const uint8_t *low, size_t low_len, const uint8_t *high,
                                    size_t high_len, uint64_t snapshot, uint32_t most,
-                                   layers_range_t *out);
+                                   uint32_t descending, layers_range_t *out);
 
 #endif

@@ -45,13 +45,15 @@ static void check_range(shop_t *shop, layers_range_t *out) {
     const uint32_t snapshot = random_below(4) == 0 ? random_below(shop->stamp + 1) : shop->stamp;
     const uint32_t most = random_below(8) == 0 ? LAYERS_FEW : 1 + random_below(4);
     const bool with_own = random_below(6) == 0;
+    const uint32_t descending = random_below(4) == 0;
     const gone_t before = *shop->gone;
     uint8_t from[8], to[8], key[8];
     EXPECT(layers_range(&layers, with_own ? shop->own : NULL, key_bytes(from, low), 8,
                         high == KEYS ? NULL : key_bytes(to, high), high == KEYS ? 0 : 8, snapshot,
-                        most, out) == LAYERS_RANGE_OK);
+                        most, descending, out) == LAYERS_RANGE_OK);
     uint32_t n = 0;
-    for (uint32_t k = low; k < high && n < most; k++) {
+    for (uint32_t i = low; i < high && n < most; i++) {
+        const uint32_t k = descending ? low + high - 1 - i : i;
         const int own = with_own ? shop->owned[k] : NONE;
         if ((own == NONE ? shop->states[snapshot][k] : own) != ROW) continue;
         EXPECT(n < out->n && memcmp(out->keys + out->ends[n], key_bytes(key, k), 8) == 0);

@@ -325,17 +325,19 @@ static void check_ranges(tablet_t *tablet, const layers_t *layers) {
         const uint32_t lo = random_below(KEYS), hi = random_below(KEYS + 1);
         const uint64_t snapshot = random_below(SNAPSHOTS + 1);
         const uint32_t most = random_below(2) == 0 ? LAYERS_FEW : random_below(6);
+        const uint32_t descending = random_below(2);
         const uint8_t *bound = hi == KEYS ? NULL : key_bytes(high, hi);
         key_bytes(low, lo);
         layers_range_status_t status;
         while ((status = layers_range(layers, NULL, low, 8, bound, bound == NULL ? 0 : 8, snapshot,
-                                      most, out)) == LAYERS_RANGE_STOP) {
+                                      most, descending, out)) == LAYERS_RANGE_STOP) {
             set_block(tablet, out->found + out->n);
         }
         EXPECT(status == LAYERS_RANGE_OK || most == LAYERS_FEW);
         if (status == LAYERS_RANGE_LONG) continue; /* over many blocks */
         uint32_t n = 0;
-        for (uint32_t k = lo; k < hi && n < most; k++) {
+        for (uint32_t i = lo; i < hi && n < most; i++) {
+            const uint32_t k = descending ? lo + hi - 1 - i : i;
             const uint32_t row = expected(tablet, k, snapshot);
             if (row == 0) continue;
             EXPECT(n < out->n && out->ends[n + 1] - out->ends[n] == 8);

@@ -140,6 +140,7 @@ def test_the_programs_and_the_commands_in_the_howto(tmp_path):
         "[{'id': 6, 'total': 1.5}, {'id': 1000, 'total': 2.5}]",
         "494",
         "2",
+        "[499, 498, 497]",
         "3",
         "1",
         "delete 21 True",

@@ -109,6 +109,8 @@ def test_they_are_the_first_by_key(
                 found = list(txn.scan(table, ordered=True, **asked))
             assert same(found) == same(wanted[:limit]), (asked, isolation)
         assert same(list(table.scan(ordered=True, **asked))) == same(wanted[:limit]), asked
+        last = same(list(table.scan(ordered="descending", **asked)))
+        assert last == same(wanted[::-1][:limit]), asked
         some = same(list(table.scan(**asked)))
         assert len(some) == len(wanted[:limit])
         assert not set(some) - set(same(wanted)), asked

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -516,3 +518,62 @@ def test_there_is_nothing_before_the_first_commit(client: txnkv.Client, at: int)
             assert list(first.scan(table, where=where)) == []
         assert table.count(snapshot=first) == 0
         assert len(list(table.scan(where=[("w", "=", 1)]))) == 1
+
+
+EXACT: dict[str, list[Any]] = {
+    "bool": [True, False],
+    "int8": [-128, 127],
+    "uint64": [0, 2**64 - 1],
+    "int64": [-(2**63), 2**63 - 1],
+    "float32": [0.5, float("nan"), -0.0],
+    "float64": [0.1, float("inf"), float("nan"), -0.0],
+    "string": ["", "é\0", "\U0001f600"],
+    "binary": [b"", b"\0\xff"],
+    "date32": [date(1, 1, 1), date(9999, 12, 31)],
+    "decimal128(20,3)": [Decimal("-99999999999999999.999"), Decimal("0.000")],
+    "timestamp[us]": [datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)],
+    "timestamp[us, tz=UTC]": [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)],
+    "timestamp[us, tz=Europe/Berlin]": [datetime(2026, 7, 1, 12, tzinfo=UTC)],
+    "time64[us]": [time(23, 59, 59, 999_999)],
+    "list<item: int64>": [[], [1, None]],
+    "uuid": [UUID(int=7)],
+    "json": [{"a": [1.5]}],
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_few_rows_in_arrow_are_those_of_a_plan(client: txnkv.Client, kind: str) -> None:
+    types = {"id": "int64", "v": kind + "?", "of": "string"}
+    table = client.create_table("t", txnkv.Schema(types, ["id"]))
+    with client.transaction() as txn:
+        for id, value in enumerate([None, *EXACT[kind]]):
+            txn.insert(table, (id, value, kind))
+    asks: list[dict[str, Any]] = [
+        {"where": [("id", "<", 9)]},
+        {"where": [("id", "=", 77)]},
+        {"columns": ["v"], "where": [("id", "in", [1, 0])]},
+        {"columns": [], "where": [("id", "in", [1, 0])]},
+        {"ordered": True, "limit": 2},
+        {"limit": 0},
+    ]
+    for asked in asks:
+        few, all_of_them = table.scan(**asked).to_arrow(), table.scan(**asked)._all_in_arrow()
+        assert few.schema == all_of_them.schema
+        assert str(few.to_pylist()) == str(all_of_them.to_pylist())
+        assert few.num_rows == all_of_them.num_rows
+
+
+@pytest.mark.parametrize("rows", [50, 51, 2_000])
+def test_no_row_is_missing_in_arrow_where_they_are_more_than_few(
+    client: txnkv.Client, rows: int
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"a": "int8", "id": "int64"}, ["a", "id"]))
+    with client.transaction() as txn:
+        for id in range(rows):
+            txn.insert(table, (1, id))
+    orders: tuple[Any, ...] = True, "descending"
+    for order in orders:
+        for limit in (None, 49, 50, 51, rows):
+            found = table.scan(where=[("a", "=", 1)], ordered=order, limit=limit).to_arrow()
+            wanted = list(range(rows)) if order is True else list(range(rows))[::-1]
+            assert found["id"].to_pylist() == wanted[:limit]

@@ -47,6 +47,7 @@ from txnkv.transaction import (
     Acknowledged,
     At,
     FlushMode,
+    Order,
     Scan,
     Session,
     Transaction,
@@ -234,12 +235,11 @@ class AsyncTable(ClosingWrapper[Table]):
         columns: Sequence[str] | None = None,
         where: Any = None,
         snapshot: At = None,
-        ordered: bool = False,
+        ordered: Order = False,
         limit: int | None = None,
     ) -> AsyncScan:
         """See `txnkv.Table.scan`; nothing is read yet."""
-        scan = self.blocking.scan(columns, where, snapshot, ordered, limit)
-        return AsyncScan(scan, self._calls)
+        return AsyncScan(self.blocking.scan(columns, where, snapshot, ordered, limit), self._calls)
 
     async def restore(self, to: At, txn: AsyncTransaction | None = None) -> WriteResult:
         """Give the table the rows of a time; see `txnkv.Table.restore`."""

@@ -53,6 +53,7 @@ Writer = Callable[[pa.Schema, Batches, IO[bytes]], int]
 @where_option
 @click.option("--limit", type=click.IntRange(min=0), help="At most so many rows.")
 @click.option("--ordered", is_flag=True, help="By primary key.")
+@click.option("--descending", is_flag=True, help="By primary key, the last rows first.")
 @snapshot_option
 @click.option(
     "--format",
@@ -68,6 +69,7 @@ def scan(
     conditions: tuple[str, ...],
     limit: int | None,
     ordered: bool,
+    descending: bool,
     at: str | None,
     format: str | None,
     as_json: bool,
@@ -89,7 +91,7 @@ def scan(
                 columns=None if columns is None else parsing.names(columns),
                 where=where(conditions, found.schema),
                 snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
-                ordered=ordered,
+                ordered="descending" if descending else ordered,
                 limit=asked,
             )
         _write(kind, rows.schema, rows.to_batches(), output, limit)

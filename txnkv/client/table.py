@@ -45,6 +45,7 @@ from txnkv.transaction import (
     Closing,
     Connection,
     Grid,
+    Order,
     Scan,
     Transaction,
     WriteResult,
@@ -100,7 +101,7 @@ class Snapshot(Closing):
         table: AnyTable,
         columns: Sequence[str] | None = None,
         where: Any = None,
-        ordered: bool = False,
+        ordered: Order = False,
         limit: int | None = None,
     ) -> Scan:
         """A scan of a table at this snapshot; see `Table.scan`."""
@@ -307,7 +308,7 @@ class Table(Closing):
         columns: Sequence[str] | None = None,
         where: Any = None,
         snapshot: At = None,
-        ordered: bool = False,
+        ordered: Order = False,
         limit: int | None = None,
     ) -> Scan:
         """Read rows.
@@ -319,7 +320,7 @@ class Table(Closing):
                 expression, alone or in the list, which is tried on rows unless it is as plain.
                 As in Arrow, NaN is = to nothing, and found by in.
             snapshot: where to read; by default the latest at the first read.
-            ordered: by primary key.
+            ordered: by primary key; "descending": the last rows come first.
             limit: at most so many rows.
 
         Raises:

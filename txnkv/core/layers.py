@@ -225,6 +225,8 @@ class Layers:
         snapshot: int,
         load: Load,
         most: int = FEW,
+        *,
+        descending: bool = False,
     ) -> tuple[Keys, FoundRows] | None:
         """The rows with low <= key < high (None: no bound) that a snapshot sees, ascending.
 
@@ -232,6 +234,7 @@ class Layers:
             own, snapshot, load: as of `find`.
             low, high: encoded keys.
             most: the first of them that are wanted; with `FEW`, all of them.
+            descending: the last ones are, the last of all first.
 
         Returns:
             None when they are many, or too much lies between them.
@@ -241,7 +244,7 @@ class Layers:
         """
         out = _new_range(_RANGE)
         bound = (ffi.NULL, 0) if high is None else (high, len(high))
-        asked = _memory(own), low, len(low), *bound, snapshot, most
+        asked = _memory(own), low, len(low), *bound, snapshot, most, descending
         while status := lib.layers_range(self.c, *asked, out):
             if status == lib.LAYERS_RANGE_LONG:
                 return None
@@ -349,6 +352,11 @@ class RowSlices:
         """Row i, which is there."""
         found = pointer(self._slices, _SLICES)[i]
         return bytes(_buffer(found.data, found.len))
+
+    def slice(self, lo: int, n: int) -> RowSlices:
+        """Rows [lo, lo + n)."""
+        some = self._slices.slice(lo * SLICE_BYTES, n * SLICE_BYTES)
+        return RowSlices(self._layout, some, n, self._held)
 
     def columns(self, numbers: Sequence[int]) -> list[pa.Array]:
         """Some columns of the rows, by their numbers; nulls where there is no row."""

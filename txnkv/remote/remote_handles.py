@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from txnkv.client import Snapshot, Table
 from txnkv.coordinator import Timestamp
+from txnkv.core import FEW
 from txnkv.errors import ClosedError, SchemaError, TableNotFoundError
 from txnkv.remote.channel import Call, Channel
 from txnkv.remote.wire import LostHandleError, arguments, at_hand, like, remote_calls
@@ -353,7 +354,7 @@ class RemoteScan(RemoteHandle, Scan):
         if not self.channel.closed:
             self._call("close")
 
-    def _few(self) -> list[dict[str, Any]] | None:
+    def _few(self, most: int = FEW) -> list[dict[str, Any]] | None:
         self._ready()
         found: dict[str, Any] | None = self._call("few")
         if found is None:

@@ -55,7 +55,7 @@ from txnkv.transaction.session_buffer import (
     flush_rest,
     size_of,
 )
-from txnkv.transaction.table_scan import Scan, ScanToken
+from txnkv.transaction.table_scan import Order, Scan, ScanToken
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction
 from txnkv.transaction.uncommitted import Fence, name_taken

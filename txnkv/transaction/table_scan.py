@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
-from txnkv.core import Holding
+from txnkv.core import FEW, Holding
 from txnkv.core import compute as pc
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import brief, new_lock, shielded, shielded_steps
@@ -30,9 +30,23 @@ from txnkv.tables import (
 from txnkv.transaction.begin import require_client
 from txnkv.transaction.connection import Closing, Connection, Grid
 
+Order: TypeAlias = bool | Literal["descending"]
+"""Any for False, ascending by primary key for True."""
+
 _THREADS: Final = 2
 _SHOWN: Final = 10
 """Rows that a notebook shows."""
+_FEW: Final = 50
+"""Rows that are made an Arrow table out of dicts, which takes longer where there are many."""
+_EXACT: Final = frozenset(
+    kind.id
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(),
+        pa.uint32(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
+        pa.date32(), pa.decimal128(1), pa.timestamp("us"),
+    )
+)  # fmt: skip
+"""Types whose values are in Python as they are in Arrow."""
 _DICTS: Final = 512
 """Rows that are made dicts together: who wants the first row waits for so many."""
 
@@ -118,7 +132,7 @@ class Scan(Closing):
         view: Callable[[], ReadView],
         columns: Sequence[str] | None,
         where: Any,
-        ordered: bool,
+        ordered: Order,
         limit: int | None,
         share: Callable[[], ReadView] | None = None,
     ) -> Scan:
@@ -126,6 +140,7 @@ class Scan(Closing):
 
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
+            ValueError: it has no such order or limit.
         """
         asked = scan.request(table, columns, where, ordered, limit)
         return cls(connection, asked, view, share)
@@ -155,9 +170,19 @@ class Scan(Closing):
         self._connection.require_open()
         return shielded_steps(self._planned().batches())
 
-    @shielded
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
+        asked, schema = self._asked, self.schema
+        may_be_few = schema and (asked.limit or 0) <= _FEW
+        exact = may_be_few and all(field.type.id in _EXACT for field in schema)
+        rows = self._few(_FEW) if exact else None
+        if rows is None or self._asked.table is not asked.table:
+            return self._all_in_arrow()
+        columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    @shielded
+    def _all_in_arrow(self) -> pa.Table:
         self._connection.require_open()
         batches = list(self._planned().batches(threads=_THREADS))
         if not self._asked.columns:
@@ -237,16 +262,18 @@ class Scan(Closing):
                 self._bound, self._seen = (now, plan), None
             return self._bound
 
-    def _few(self) -> list[dict[str, Any]] | None:
-        """The rows, where keys or an index tell that they are few; None: they come in batches."""
+    def _few(self, most: int = FEW) -> list[dict[str, Any]] | None:
+        """The rows, where keys or an index tell that they are few, `most` of them at most; None:
+        they come in batches.
+        """
         if self._pieces is not None or self._bound is not None:
             return None
         self._connection.require_open()
         seen = self._seen
-        return self._find_few(self._view() if seen is None else seen[0])
+        return self._find_few(self._view() if seen is None else seen[0], most)
 
     @brief
-    def _find_few(self, view: ReadView) -> list[dict[str, Any]] | None:
+    def _find_few(self, view: ReadView, most: int) -> list[dict[str, Any]] | None:
         engine, own = self._connection.instance.engine, view.own
         pin = engine.log.runtime.hold_snapshot(view.snapshot)
         then = view = view.until_now(engine)
@@ -255,7 +282,10 @@ class Scan(Closing):
         try:
             engine.log.latest()  # what was given up before the pin was there is known from here on
             asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
-            rows = lookup.few(engine, asked, view)
+            cut = most < FEW and asked.limit is None
+            rows = lookup.few(engine, asked._replace(limit=most + 1) if cut else asked, view)
+            if cut and rows is not None and len(rows) > most:
+                rows = None
         except HistoryExpiredError:
             return None
         except BaseException:  # whoever keeps the error keeps this frame
@@ -264,7 +294,7 @@ class Scan(Closing):
         with self._lock:
             if rows is not None and self._seen is None and self._bound is None:
                 if asked.limit is not None and not asked.filter.shape.is_key_range:
-                    asked = asked._replace(ordered=True)  # as the rows are
+                    asked = asked._replace(ordered=asked.ordered or True)  # as the rows are
                 self._asked = asked
                 self._seen = then, pin
             first = self._seen or self._bound

@@ -42,7 +42,7 @@ from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import ROLLED_BACK, Local
 from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, NO_LIMIT, SessionRows, WriteResult
-from txnkv.transaction.table_scan import Scan
+from txnkv.transaction.table_scan import Order, Scan
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.uncommitted import Heart
 
@@ -473,7 +473,7 @@ class Transaction(Closing):
         table: AnyTable,
         columns: Sequence[str] | None = None,
         where: Any = None,
-        ordered: bool = False,
+        ordered: Order = False,
         limit: int | None = None,
     ) -> Scan:
         """A scan of the transaction's snapshot and its own writes, which are flushed first."""

@@ -172,7 +172,7 @@ def _rows_by(
 
 def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
     """The rows as dicts, where keys tell that they are few; None: they want a plan. Where there is
-    a limit, and more than keys to choose rows by, they are the first by key.
+    a limit, and more than keys to choose rows by, they are the first by key, or the last.
 
     Args:
         asked: of the table as it is at the snapshot.
@@ -197,7 +197,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         elif rows is None:
             rows = _few_by_key(tables, asked, view, most)
         if rows is not None and not is_range and (asked.ordered or limit is not None):
-            rows = by_key(asked.table.schema, rows)
+            rows = by_key(asked.table.schema, rows, asked.ordered == scan.DESCENDING)
     except (
         CorruptionError, SchemaChangedError, core.CoreError, OverflowError, TypeError, ValueError,
     ):  # fmt: skip
@@ -214,7 +214,7 @@ def _few_by_key(
 ) -> list[dict[str, Any]] | None:
     """The first `most` rows in the ranges of a request's keys; None where they are many."""
     writer, first, schema = tables.row_writer(asked.table), asked.filter.first, asked.table.schema
-    is_range = asked.filter.shape.is_key_range
+    is_range, last = asked.filter.shape.is_key_range, asked.ordered == scan.DESCENDING
     sorts = len(writer.tablets) > 1 and (asked.ordered or (most < core.FEW and not is_range))
     tested = sorts or not is_range
     beside = (*asked.filter.columns, *schema.primary_key) if tested else ()
@@ -223,17 +223,18 @@ def _few_by_key(
         codec = codec.only(asked.columns + beside)
     if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
         each = point.find_each(tables, keys, codec, view)
+        each = by_key(schema, each, last) if last and each is not None else each
         return None if each is None else _enough(asked, each, math.inf)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     if not is_range and most * len(tablets) > _MOST_BESIDE:
         most = core.FEW
     several = sorts and len(tablets) > 1
-    ranges: list[tuple[bytes | None, bytes | None]]
+    ranges: Sequence[tuple[bytes | None, bytes | None]]
     if first and (beginning := writer.rows.beginning(first)) is not None:
         ranges, is_open = [beginning], beginning[1] is None
     else:
         of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
-        ranges = [each for each in of_keys if not each.empty]
+        ranges = [each for each in of_keys if not each.empty][:: -1 if last else 1]
         is_open = any(None in each for each in ranges)
     cut = several and most < core.FEW
     if most == 0 or not ranges or (cut and most * len(tablets) > _MOST_MERGED):
@@ -245,15 +246,15 @@ def _few_by_key(
         for low, high in ranges:
             if most < core.FEW and len(rows) >= most and not several:
                 break
-            found = point.find_dicts(tables, tablet, codec, view, low, high, most)
+            found = point.find_dicts(tables, tablet, codec, view, low, high, most, last)
             if found is None:
                 return None
             rows += found
             if len(rows) > core.FEW:
-                if not cut or (kept := by_key(schema, rows)) is None:
+                if not cut or (kept := by_key(schema, rows, last)) is None:
                     return None
                 rows = kept[:most]
-    found_first = by_key(schema, rows) if several else rows
+    found_first = by_key(schema, rows, last) if several else rows
     if is_range or found_first is None:
         return found_first
     return _enough(asked, found_first[:most], most)
@@ -277,9 +278,9 @@ def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict
     for index in writer.indexes if len(values) == len(predicates) else ():
         if values.keys() == {*index.columns} and index.ready:
             given = tuple(values[name] for name in index.columns)
-            most = min(asked.limit or core.FEW, core.FEW)
+            by = given, min(asked.limit or core.FEW, core.FEW), asked.ordered == scan.DESCENDING
             ready = _is_ready_still(tables, asked.table, index)
-            found = (point.by_entries(writer, view, index, given, most) or ()) if ready else ()
+            found = (point.by_entries(writer, view, index, *by) or ()) if ready else ()
             rows = [row for row in found if row is not None]
             return rows if rows and len(rows) == len(found) else None
     return None
@@ -299,7 +300,7 @@ def _few_by_index(
         exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
         first = min(asked.limit or core.FEW, most) if exact else most
         first = first if len(ranges) == 1 and entry == of_rows else core.FEW
-        entries = _entries(tables, view, index, ranges, first)
+        entries = _entries(tables, view, index, ranges, first, asked.ordered == scan.DESCENDING)
         dear = view.own is not None or any(None in each for each in ranges)
         if entries is not None and not (dear and len(entries) > _FEW_DEAR):
             size = len(entries) if exact or len(entries) < first else core.FEW  # it was cut
@@ -318,13 +319,20 @@ def _few_by_index(
 
 
 def _entries(
-    tables: Tables, view: ReadView, index: TableIndex, ranges: Sequence[KeyRange], most: int
+    tables: Tables,
+    view: ReadView,
+    index: TableIndex,
+    ranges: Sequence[KeyRange],
+    most: int,
+    last: bool = False,
 ) -> list[dict[str, Any]] | None:
-    """The first `most` entries in each of some ranges of an index; None where they are many."""
+    """The first `most` entries in each of some ranges of an index, or the last ones, descending;
+    None where they are many.
+    """
     tablet, rows = index.tablet, tables.row_writer(index.tablet.table).rows
     found: list[dict[str, Any]] = []
     for low, high in ranges:
-        some = point.find_dicts(tables, tablet, rows, view, low, high, most)
+        some = point.find_dicts(tables, tablet, rows, view, low, high, most, last)
         if some is None or len(found) + len(some) > core.FEW:
             return None
         found += some

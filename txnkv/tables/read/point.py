@@ -315,9 +315,9 @@ def find_some(
 
 
 def find_range(
-    view: TabletView, low: bytes, high: bytes | None, most: int
+    view: TabletView, low: bytes, high: bytes | None, most: int, *, descending: bool = False
 ) -> tuple[core.Keys, core.RowSlices] | None:
-    """The first `most` rows with low <= key < high, ascending: keys, and bytes.
+    """The first `most` rows with low <= key < high, ascending, or the last ones: keys, and bytes.
 
     Returns:
         None when they are many, or lie far apart: they are to be scanned. With `core.FEW` all rows
@@ -330,7 +330,8 @@ def find_range(
     tablet = view.tablet
 
     def ask(published: Published, load: core.Load) -> tuple[core.Keys, core.RowSlices] | None:
-        found = published.layers.range(view.own, low, high, view.snapshot, load, most)
+        asked = view.own, low, high, view.snapshot, load, most
+        found = published.layers.range(*asked, descending=descending)
         if found is None:
             return None
         return found[0], found[1].rows(tablet.memory_rows.since, tablet.memory_rows.row)
@@ -346,12 +347,14 @@ def find_dicts(
     low: bytes | None,
     high: bytes | None,
     most: int = core.FEW,
+    last: bool = False,
 ) -> list[dict[str, Any]] | None:
     """The rows of a short range as `find_range` finds them, as dicts; None also where they have
     more than `FEW_BYTES`.
 
     Args:
         rows: the codec of the tablet's table.
+        last: the last `most` rows, descending.
 
     Raises:
         As `find_rows`.
@@ -360,13 +363,14 @@ def find_dicts(
         view.reads.add_range(tablet.id, low, high)
     own = None if view.own is None else view.own.memory(tablet.id)
     if view.txn_id is None:
-        asked = low, high, most, view.snapshot, own
+        asked = low, high, most, last, view.snapshot, own
         known: list[dict[str, Any]] = tablet.at_hand.range(rows, *asked)
         if known is not NotImplemented:
             return known
 
     def ask(published: Published, load: core.Load) -> list[dict[str, Any]] | None:
-        found = published.layers.range(own, low or b"", high, view.snapshot, load, most)
+        asked = own, low or b"", high, view.snapshot, load, most
+        found = published.layers.range(*asked, descending=last)
         if found is None:
             return None
         slices = found[1].rows(tablet.memory_rows.since, tablet.memory_rows.row)
@@ -383,10 +387,15 @@ def find_dicts(
 
 
 def by_entries(
-    writer: RowWriter, view: ReadView, index: TableIndex, values: Values, most: int
+    writer: RowWriter,
+    view: ReadView,
+    index: TableIndex,
+    values: Values,
+    most: int,
+    last: bool = False,
 ) -> list[dict[str, Any] | None] | None:
-    """The rows of the first `most` entries with some values, None for one that is not there; None:
-    they are many, or to be looked for in Python.
+    """The rows of the first `most` entries with some values, or the last ones, descending; None for
+    one that is not there; None: they are many, or to be looked for in Python.
     """
     ends_with_key = index.beside == index.columns and not index.info.unique
     alone = view.own is None and view.reads is None and view.txn_id is None
@@ -395,7 +404,7 @@ def by_entries(
     tablet = index.tablet
     low = tablet.codec.encode_prefix(values)
     high = past(low, tablet.codec, len(values))
-    asked = tablet.at_hand, low, high, most, view.snapshot, len(low)
+    asked = tablet.at_hand, low, high, most, last, view.snapshot, len(low)
     found: Any = writer.reader.by_entries(*asked)
     rows: list[dict[str, Any] | None] | None = None if found is NotImplemented else found
     return rows

@@ -163,11 +163,13 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
     return not above
 
 
-def by_key(schema: Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+def by_key(
+    schema: Schema, rows: list[dict[str, Any]], descending: bool = False
+) -> list[dict[str, Any]] | None:
     """Rows in the order of their keys; None where that is another one than Python's."""
     key = schema.primary_key
     if len(rows) < 2 or all(_is_ordered(schema.columns[name].type, name, rows) for name in key):
-        return sorted(rows, key=operator.itemgetter(*key))
+        return sorted(rows, key=operator.itemgetter(*key), reverse=descending)
     return None
 
 

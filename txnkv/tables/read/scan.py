@@ -4,7 +4,8 @@
              -> blocks whose key range and zone maps admit the predicates          (units)
     read     per unit: the rows that are seen; predicate columns, mask; then the other columns,
              only if a row is left
-    ordered  units of sources that overlap are merged by key, others follow one another
+    ordered  units of sources that overlap are merged by key, others follow one another; descending,
+             ranges of keys are read so, the last one first, and each is turned round
 
 A scan holds no LMDB transaction between two batches, so a slow reader keeps no pages from
 being used again, and what it returns lies in memory that Arrow owns. Its pins keep the row sets
@@ -31,23 +32,26 @@ from txnkv.tables.read.point import find_range, find_rows
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
-    Masks,
     MemoryPart,
+    MergeCursor,
     Part,
     Selection,
     ShortPart,
     Source,
     Unit,
     clusters,
+    cuts,
     tablets_for,
 )
-from txnkv.tables.read.view import Pins, ReadView
+from txnkv.tables.read.view import Masks, Pins, ReadView
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, Tablet, TabletView, until_there
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
+DESCENDING: Final = "descending"
+"""The order by primary key in which the last rows come first; True is that of ascending ones."""
 _FEW: Final = 8
 """Below one row that is wanted for so many, its other columns are read by themselves."""
 
@@ -71,13 +75,17 @@ class Plan:
     parts: tuple[Source, ...]
     schema: pa.Schema
     pins: Pins
-    ordered: bool = False
+    ordered: bool | str = False
     limit: int | None = None
 
     def batches(self, threads: int = 1) -> Iterator[pa.RecordBatch]:
         """The rows; with `threads` above 1 blocks are read ahead."""
         left = self.limit
-        if self.ordered:  # a limit is mostly a few of the first rows
+        if left == 0:
+            return
+        if self.ordered == DESCENDING:
+            source = self._descending()
+        elif self.ordered:  # a limit is mostly a few of the first rows
             source = self._ordered(threads if left is None else 1)
         else:
             source = self._in_turn(self.parts, threads)
@@ -87,10 +95,10 @@ class Plan:
                 if left is None:
                     yield batch
                     continue
+                yield batch.slice(0, left)
+                left -= batch.num_rows
                 if left <= 0:
                     return
-                yield batch.slice(0, left) if batch.num_rows > left else batch
-                left -= batch.num_rows
 
     def _in_turn(self, parts: Sequence[Source], threads: int) -> Batches:
         """The rows of parts one after the other, in the order of each."""
@@ -177,16 +185,29 @@ class Plan:
 
     # -- key order ---------------------------------------------------------------------
 
-    def _ordered(self, threads: int) -> Batches:
-        for cluster in clusters(self.parts):
+    def _ordered(self, threads: int, parts: Sequence[Source] | None = None) -> Batches:
+        for cluster in clusters(self.parts if parts is None else parts):
             if len(cluster) == 1:
                 yield from self._in_turn(cluster, threads)
             else:
                 yield from self._merged(cluster)
 
+    def _descending(self) -> Batches:
+        for cluster in reversed(clusters(self.parts)):
+            widths = [part.size / part.info.rows for part in cluster if isinstance(part, Part)]
+            rows_each = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max([1.0, *widths]))))
+            for key_range, _ in reversed(list(cuts(cluster, rows_each))):
+                some = [part.narrowed(key_range) for part in cluster]
+                batches = list(self._ordered(1, [part for part in some if part is not None]))
+                for batch in reversed(batches):
+                    last = pa.scalar(batch.num_rows - 1, pa.uint32())
+                    rows = pc.subtract(last, core.Rows.range(batch.num_rows).to_arrow())
+                    yield batch.take(rows) if batch.num_columns else batch
+
     def _merged(self, cluster: Sequence[Source]) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys((*self.columns, *self.filter.columns)))
-        sources = [_Cursor(self, part, names) for part in cluster]
+        large = self._large
+        sources = [MergeCursor(self.units([part]), names, large=large) for part in cluster]
         sources = [source for source in sources if source.advance()]
         ends = [source.next is None for source in sources]
         merger = core.Merger([source.keys for source in sources], ends)
@@ -204,7 +225,7 @@ class Plan:
 
     def _interleaved(
         self,
-        sources: Sequence[_Cursor],
+        sources: Sequence[MergeCursor],
         names: Sequence[str],
         which: pa.UInt16Array,
         index: pa.UInt32Array,
@@ -232,46 +253,10 @@ class Plan:
         return self._batch(arrays, n)
 
 
-def _rows_of(sources: Sequence[_Cursor]) -> int:
+def _rows_of(sources: Sequence[MergeCursor]) -> int:
     """Rows of a batch, so that it has about `BATCH_BYTES` at most, or one row."""
     widest = max(source.width for source in sources)
     return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(widest, 1.0))))
-
-
-class _Cursor:
-    """One source of a merge: the rows of its current block, copied out of LMDB.
-
-    Attributes:
-        at: of the next row that was not merged yet.
-        next: what follows; None: nothing.
-        width: bytes of a row, about.
-    """
-
-    keys: core.Keys
-    at: int
-    width: float
-
-    def __init__(self, plan: Plan, part: Source, names: Sequence[str]) -> None:
-        self._plan = plan
-        self._names = names
-        self._units = plan.units([part])
-        self.next = next(self._units, None)
-        self.arrays: list[pa.Array] = []
-
-    def advance(self) -> bool:
-        """Go to the next block that has rows to be read; False at the end."""
-        while (unit := self.next) is not None:
-            self.next = next(self._units, None)
-            with unit.pages(once=self._plan._large) as pages:
-                selection = unit.source.select(pages)
-                if selection is None:
-                    continue
-                self.arrays = selection.read(self._names)
-                self.keys = selection.keys()
-            self.at = 0
-            self.width = sum(array.nbytes for array in self.arrays) / max(self.keys.n, 1)
-            return True
-        return False
 
 
 def _rows_without_columns(n: int) -> pa.RecordBatch:
@@ -279,16 +264,27 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(n)], names=["none"]).select([])
 
 
-def plan_parts(view: TabletView, key_range: KeyRange, most: int | None = None) -> list[Source]:
+def plan_parts(
+    view: TabletView, key_range: KeyRange, most: int | None = None, *, last: bool = False
+) -> list[Source]:
     """Return the sources of one tablet that may hold keys of a range.
 
     Args:
         most: no more rows of it than these, its first ones, are wanted.
+        last: its last ones are.
     """
     if key_range.empty or most == 0:
         return []
     low, high = key_range.low, key_range.high
     first = core.FEW if most is None else min(most, core.FEW)
+    if last and first < core.FEW:
+        found = find_range(view, low or b"", high, first, descending=True)
+        if found is None:
+            first = core.FEW
+        elif found[0].n:
+            low = found[0].key(found[0].n - 1)
+        else:
+            return []
     if first < core.FEW or (low is not None and high is not None):
         short = find_range(view, low or b"", high, first)
         if short is not None:
@@ -331,7 +327,7 @@ class Request(NamedTuple):
     columns: tuple[str, ...]
     where: Where
     filter: Filter
-    ordered: bool = False
+    ordered: bool | str = False
     limit: int | None = None
     every: bool = False
 
@@ -355,7 +351,7 @@ def request(
     table: TableInfo,
     columns: Sequence[str] | None,
     where: Where,
-    ordered: bool,
+    ordered: bool | str,
     limit: int | None,
 ) -> Request:
     """Check a scan's arguments.
@@ -363,7 +359,7 @@ def request(
     Raises:
         SchemaError: a column or operator is unknown, or a constant does not fit.
         TypeError: an argument is of another type.
-        ValueError: `limit` is negative.
+        ValueError: `limit` is negative, or `ordered` is no order.
     """
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
@@ -374,6 +370,8 @@ def request(
         table.schema.position(name)
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of rows, not {limit}")
+    if isinstance(ordered, str) and ordered != DESCENDING:
+        raise ValueError(f"ordered is True, False or {DESCENDING!r}, not {ordered!r}")
     filter = parse(where, table.schema)
     return Request(table, names, where, filter, ordered, limit, columns is None)
 
@@ -414,7 +412,7 @@ def plan(
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
     if filter.shape.is_key_range:
         filter = Filter()
-    most = asked.limit if filter.is_empty else None
+    most, last = asked.limit if filter.is_empty else None, asked.ordered == DESCENDING
 
     def parts_of_all() -> tuple[tuple[Source, ...], Pins]:
         views, pins = view.pinned(tables, touched)
@@ -422,7 +420,7 @@ def plan(
         return tuple(
             part
             for tablet, key_range in ranges
-            for part in plan_parts(by_tablet[tablet.id], key_range, most)
+            for part in plan_parts(by_tablet[tablet.id], key_range, most, last=last)
         ), pins
 
     found, pins = until_there(parts_of_all, tables.log.latest)

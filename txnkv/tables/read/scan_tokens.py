@@ -10,7 +10,6 @@ opened, all of them see what was staged before the tokens were made, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ from txnkv.coordinator import Timestamp
 from txnkv.errors import InvalidTokenError, TableNotFoundError
 from txnkv.tables.read.predicate import KeyRange
 from txnkv.tables.read.scan import Piece, Plan, Request, request
-from txnkv.tables.read.sources import Part, Source
+from txnkv.tables.read.sources import Source, cuts
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import Tablet, manifest
+from txnkv.tables.tablets import manifest
 
 TOKEN_ROWS: Final = 1 << 20
 """About how many rows one scan token covers, unless another number is asked for."""
@@ -42,7 +41,7 @@ class TokenParts:
     table_id: int
     columns: tuple[str, ...]
     where: Any
-    ordered: bool
+    ordered: bool | str
     limit: int | None
     snapshot: int
     txn_id: int | None
@@ -61,10 +60,11 @@ def split(
     groups: list[list[tuple[Piece, int]]] = []
     filled = 0
     for parts in by_tablet.values():
-        found = list(pieces(parts[0].tablet, parts, rows_each))
+        id = parts[0].tablet.id
+        found = [(Piece(id, keys), rows) for keys, rows in cuts(parts, rows_each)]
         if made.ordered:
             rows = sum(rows for _, rows in found)
-            groups.append([(Piece(parts[0].tablet.id, KeyRange()), rows)])
+            groups.append([(Piece(id, KeyRange()), rows)])
             continue
         for piece, rows in found:
             if not groups or filled + rows > rows_each:
@@ -89,34 +89,6 @@ def split(
         )
         for group in groups
     ]
-
-
-def pieces(tablet: Tablet, parts: Sequence[Source], rows_each: int) -> Iterator[tuple[Piece, int]]:
-    """Ranges that together are all keys, and about how many rows each holds."""
-    steps = sorted(step for part in parts for step in _steps(part, rows_each))
-    low: bytes | None = None
-    rows = 0
-    for key, count in steps:
-        if rows and rows + count > rows_each and (low is None or key > low):
-            yield Piece(tablet.id, KeyRange(low, key)), rows
-            low, rows = key, 0
-        rows += count
-    if rows:
-        yield Piece(tablet.id, KeyRange(low, None)), rows
-
-
-def _steps(part: Source, rows_each: int) -> Iterator[tuple[bytes, int]]:
-    """Keys to cut at, with about how many rows lie between one and the next."""
-    if isinstance(part, Part):
-        with part.tablet.read() as pages:
-            blocks = part.tablet.row_set(part.info).header(pages).blocks
-        for block in blocks[part.start : part.stop]:
-            yield block.first, block.rows
-        return
-    keys = part.keys
-    step = min(rows_each, keys.n)
-    for start in range(0, keys.n, step):
-        yield keys.key(start), min(step, keys.n - start)
 
 
 def reopen(tables: Tables, token: TokenParts) -> tuple[Request, ReadView, list[Piece]]:

@@ -3,27 +3,22 @@
 Both give `Selection`s: the keys of some rows that the view sees, strictly ascending, and their
 columns on demand. Rows that were deleted and rows that a mask hides are left out first, so that
 predicates and merges meet each key once.
-
-A mask is the keys of one source that hide rows of the sources below it; `TabletView.above` says
-which. It is tried on one block of keys at a time: those of its keys that lie within the block's are
-searched in it, so that a few masked rows cost little on a large table, and the other way round a
-large mask is never in memory as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.storage import CachedProperty
 from txnkv.tables.read.point import columns_of
 from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.read.view import Mask, RowSetMask, hidden
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -34,7 +29,6 @@ from txnkv.tables.tablets import (
     RowSetInfo,
     Tablet,
     TabletView,
-    keys_between,
 )
 
 BATCH_ROWS: Final = 1 << 16
@@ -116,128 +110,6 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class KeyMask:
-    """Keys in memory, strictly ascending."""
-
-    keys: core.Keys
-    before: int = EVERY_STAMP
-
-    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
-        """The keys with low <= key <= high."""
-        found = keys_between(self.keys, low, high)
-        if found.n:
-            yield found
-
-
-@dataclass(frozen=True)
-class RowSetMask:
-    """The keys of a row set on disk.
-
-    Attributes:
-        before: rows inserted below this stamp are hidden.
-    """
-
-    row_set: RowSet
-    before: int = EVERY_STAMP
-
-    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
-        """The keys with low <= key <= high, in pieces."""
-        info = self.row_set.info
-        if info.max_key < low or high < info.min_key:
-            return
-        for number in self.row_set.blocks_between(pages, low, high + b"\0"):
-            found = keys_between(self.row_set.keys(pages, number), low, high)
-            if found.n:
-                yield found
-
-
-Mask = KeyMask | RowSetMask
-
-
-class Masks:
-    """The masks of one view, for scans: which of them a source has above it.
-
-    Args:
-        own: the entries of the transaction's memory, in the range that is read.
-        memory: the entries of committed memory that are seen, in that range.
-    """
-
-    def __init__(
-        self, view: TabletView, own: core.Entries | None, memory: core.Entries | None
-    ) -> None:
-        self._view = view
-        self._own = [KeyMask(own.keys)] if own is not None and own.n else []
-        self._memory = [KeyMask(memory.keys)] if memory is not None and memory.n else []
-
-    @property
-    def over_memory(self) -> list[Mask]:
-        """Above committed memory."""
-        return [*self._own, *self._row_sets(self._view.above_memory)]
-
-    def over(self, info: RowSetInfo) -> list[Mask]:
-        """Above one row set, those alone whose keys may meet its own."""
-        memory = self._own if info.stamp is None else [*self._own, *self._memory]
-        low, high, above = info.min_key, info.max_key, self._view.above(info)
-        near: list[Mask] = [mask for mask in memory if _meets(mask, info)]
-        if info.stamp is not None:
-            return near + self._row_sets([one for one in above if one[0].overlaps(low, high)])
-        there = zip(self._staged, above, strict=False)  # the newest come first in both
-        return near + [mask for mask, (one, _) in there if one.overlaps(low, high)]
-
-    @CachedProperty
-    def _staged(self) -> list[Mask]:
-        return self._row_sets(self._view.above_memory)
-
-    def _row_sets(self, above: Sequence[tuple[RowSetInfo, int]]) -> list[Mask]:
-        return [RowSetMask(self._view.tablet.row_set(info), before) for info, before in above]
-
-
-def _lacks(mask: Mask, known: KnownKeys) -> bool:
-    return isinstance(mask, RowSetMask) and known.lacks(mask.row_set.id)
-
-
-def _meets(mask: KeyMask, info: RowSetInfo) -> bool:
-    keys = mask.keys
-    return info.overlaps(keys.key(0), keys.key(keys.n - 1))
-
-
-def hidden(
-    pages: Pages,
-    masks: Sequence[Mask],
-    low: bytes,
-    high: bytes,
-    n: int,
-    rows_of: Callable[[core.Keys], pa.UInt32Array],
-    inserts: pa.UInt64Array | None = None,
-) -> core.Rows | None:
-    """Which of some rows in the order of their keys masks hide, ascending; None when none is.
-
-    Args:
-        pages: a read, for masks that lie on disk.
-        masks: what is above.
-        low, high: the first and last key of the rows.
-        n: how many rows.
-        rows_of: those that have one of some keys, ascending.
-        inserts: the insert stamps of the rows; needed by masks that hide older rows alone, and
-            None where all rows have the same, which those masks are known to hide then.
-    """
-    found: list[pa.Array] = []
-    for mask in masks:
-        for some in mask.between(pages, low, high):
-            hits = rows_of(some)
-            if mask.before != EVERY_STAMP and inserts is not None:
-                older = pc.less(inserts.take(hits), pa.scalar(mask.before, pa.uint64()))
-                hits = hits.filter(older)
-            if len(hits):
-                found.append(hits)
-    if not found:
-        return None
-    if len(found) == 1:
-        return core.Rows.from_arrow(found[0])
-    return core.Bitmap.of(n, pa.concat_arrays(found)).positions()
-
-
-@dataclass(frozen=True)
 class Part:
     """Blocks [start, stop) of one row set.
 
@@ -289,6 +161,16 @@ class Part:
             and (low is None or low <= info.min_key)
             and (high is None or info.max_key < high)
         )
+
+    def narrowed(self, to: KeyRange) -> Part | None:
+        """The part of a range of keys; None where no block is in it."""
+        row_set = self.tablet.row_set(self.info)
+        with self.tablet.read() as pages:
+            span = row_set.blocks_between(pages, to.low, to.high)
+        start, stop = max(self.start, span.start), min(self.stop, span.stop)
+        if start >= stop:
+            return None
+        return replace(self, key_range=self.key_range.within(to), start=start, stop=stop)
 
     def units(self, filter: Filter) -> Iterator[Unit]:
         """The blocks that their zone maps admit."""
@@ -403,6 +285,10 @@ class _Block:
         return gone if gone is not None and gone.n else None
 
 
+def _lacks(mask: Mask, known: KnownKeys) -> bool:
+    return isinstance(mask, RowSetMask) and known.lacks(mask.row_set.id)
+
+
 def _but(gone: core.Rows, lo: int, n: int, of: int) -> core.Rows:
     """Rows [lo, lo + n) of a block without those that are gone."""
     return _between(core.Bitmap.of(of, gone.to_arrow()).zeros(), lo, n, of)
@@ -451,6 +337,13 @@ class MemoryPart:
     def high(self) -> bytes:
         """No key is above."""
         return self.keys.key(self.entries.n - 1)
+
+    def narrowed(self, to: KeyRange) -> MemoryPart | None:
+        """The part of a range of keys; None where there is none."""
+        lo, n = _span(self.keys, to)
+        if n in (0, self.entries.n):
+            return self if n else None
+        return replace(self, entries=self.entries.take(core.Rows.range(lo + n).slice(lo, n)))
 
     def units(self, filter: Filter) -> Iterator[Unit]:
         """Pieces of up to as many rows as a block has."""
@@ -554,6 +447,13 @@ class ShortPart:
         """No key is above."""
         return self.keys.key(self.keys.n - 1)
 
+    def narrowed(self, to: KeyRange) -> ShortPart | None:
+        """The part of a range of keys; None where there is none."""
+        lo, n = _span(self.keys, to)
+        return (
+            replace(self, keys=self.keys.slice(lo, n), rows=self.rows.slice(lo, n)) if n else None
+        )
+
     def units(self, filter: Filter) -> Iterator[Unit]:
         """All of them at once."""
         yield Unit(self.tablet, self)
@@ -586,3 +486,72 @@ def clusters(parts: Sequence[Source]) -> list[list[Source]]:
             found.append([part])
             reach = part.high
     return found
+
+
+def _span(keys: core.Keys, of: KeyRange) -> tuple[int, int]:
+    """The first of the keys in a range, and how many there are."""
+    lo = 0 if of.low is None else core.lower_bound(keys, of.low)
+    hi = keys.n if of.high is None else core.lower_bound(keys, of.high)
+    return lo, max(hi - lo, 0)
+
+
+def cuts(parts: Sequence[Source], rows_each: int) -> Iterator[tuple[KeyRange, int]]:
+    """Ranges that together are all keys, ascending, and about how many rows each holds."""
+    steps = sorted(step for part in parts for step in _steps(part, rows_each))
+    low: bytes | None = None
+    rows = 0
+    for key, count in steps:
+        if rows and rows + count > rows_each and (low is None or key > low):
+            yield KeyRange(low, key), rows
+            low, rows = key, 0
+        rows += count
+    if rows:
+        yield KeyRange(low, None), rows
+
+
+def _steps(part: Source, rows_each: int) -> Iterator[tuple[bytes, int]]:
+    """Keys to cut at, with about how many rows lie between one and the next."""
+    if isinstance(part, Part):
+        with part.tablet.read() as pages:
+            blocks = part.tablet.row_set(part.info).header(pages).blocks
+        for block in blocks[part.start : part.stop]:
+            yield block.first, block.rows
+        return
+    keys = part.keys
+    step = min(rows_each, keys.n)
+    for start in range(0, keys.n, step):
+        yield keys.key(start), min(step, keys.n - start)
+
+
+class MergeCursor:
+    """One source of a merge: the rows of its current block, copied out of LMDB.
+
+    Attributes:
+        at: of the next row that was not merged yet.
+        next: what follows; None: nothing.
+        width: bytes of a row, about.
+    """
+
+    keys: core.Keys
+    at: int
+    width: float
+
+    def __init__(self, units: Iterator[Unit], names: Sequence[str], *, large: bool) -> None:
+        self._units, self._names, self._large = units, names, large
+        self.next = next(units, None)
+        self.arrays: list[pa.Array] = []
+
+    def advance(self) -> bool:
+        """Go to the next block that has rows to be read; False at the end."""
+        while (unit := self.next) is not None:
+            self.next = next(self._units, None)
+            with unit.pages(once=self._large) as pages:
+                selection = unit.source.select(pages)
+                if selection is None:
+                    continue
+                self.arrays = selection.read(self._names)
+                self.keys = selection.keys()
+            self.at = 0
+            self.width = sum(array.nbytes for array in self.arrays) / max(self.keys.n, 1)
+            return True
+        return False

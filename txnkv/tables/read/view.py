@@ -4,21 +4,38 @@ What it sees of a tablet, layer above layer, is a `TabletView`. While it reads, 
 snapshot and the row sets of its manifest from being collected. A pin is published in the runtime
 file before the list of row sets is read; who collects looks at the pins after it has published a
 newer list. So either the reader sees the newer list, or the collector sees the pin.
+
+A mask is the keys of one source of a scan that hide rows of the sources below it;
+`TabletView.above` says which. It is tried on one block of keys at a time: those of its keys that
+lie within the block's are searched in it, so that a few masked rows cost little on a large table,
+and the other way round a large mask is never in memory as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import pyarrow as pa
+
 from txnkv import core
 from txnkv.coordinator import Timestamp, status_table
-from txnkv.storage import Runtime
+from txnkv.core import compute as pc
+from txnkv.storage import CachedProperty, Runtime
 from txnkv.tables.maintenance import history
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import RowSetInfo, Tablet, TabletView, manifest
+from txnkv.tables.tablets import (
+    EVERY_STAMP,
+    Pages,
+    RowSet,
+    RowSetInfo,
+    Tablet,
+    TabletView,
+    keys_between,
+    manifest,
+)
 
 
 class OwnWrites(Protocol):
@@ -135,3 +152,124 @@ class Pins:
         """Take the pins back. Twice is fine."""
         for one in self._held:
             one.end()
+
+
+# -- what hides rows -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeyMask:
+    """Keys in memory, strictly ascending."""
+
+    keys: core.Keys
+    before: int = EVERY_STAMP
+
+    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
+        """The keys with low <= key <= high."""
+        found = keys_between(self.keys, low, high)
+        if found.n:
+            yield found
+
+
+@dataclass(frozen=True)
+class RowSetMask:
+    """The keys of a row set on disk.
+
+    Attributes:
+        before: rows inserted below this stamp are hidden.
+    """
+
+    row_set: RowSet
+    before: int = EVERY_STAMP
+
+    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
+        """The keys with low <= key <= high, in pieces."""
+        info = self.row_set.info
+        if info.max_key < low or high < info.min_key:
+            return
+        for number in self.row_set.blocks_between(pages, low, high + b"\0"):
+            found = keys_between(self.row_set.keys(pages, number), low, high)
+            if found.n:
+                yield found
+
+
+Mask = KeyMask | RowSetMask
+
+
+class Masks:
+    """The masks of one view, for scans: which of them a source has above it.
+
+    Args:
+        own: the entries of the transaction's memory, in the range that is read.
+        memory: the entries of committed memory that are seen, in that range.
+    """
+
+    def __init__(
+        self, view: TabletView, own: core.Entries | None, memory: core.Entries | None
+    ) -> None:
+        self._view = view
+        self._own = [KeyMask(own.keys)] if own is not None and own.n else []
+        self._memory = [KeyMask(memory.keys)] if memory is not None and memory.n else []
+
+    @property
+    def over_memory(self) -> list[Mask]:
+        """Above committed memory."""
+        return [*self._own, *self._row_sets(self._view.above_memory)]
+
+    def over(self, info: RowSetInfo) -> list[Mask]:
+        """Above one row set, those alone whose keys may meet its own."""
+        memory = self._own if info.stamp is None else [*self._own, *self._memory]
+        low, high, above = info.min_key, info.max_key, self._view.above(info)
+        near: list[Mask] = [mask for mask in memory if _meets(mask, info)]
+        if info.stamp is not None:
+            return near + self._row_sets([one for one in above if one[0].overlaps(low, high)])
+        there = zip(self._staged, above, strict=False)  # the newest come first in both
+        return near + [mask for mask, (one, _) in there if one.overlaps(low, high)]
+
+    @CachedProperty
+    def _staged(self) -> list[Mask]:
+        return self._row_sets(self._view.above_memory)
+
+    def _row_sets(self, above: Sequence[tuple[RowSetInfo, int]]) -> list[Mask]:
+        return [RowSetMask(self._view.tablet.row_set(info), before) for info, before in above]
+
+
+def _meets(mask: KeyMask, info: RowSetInfo) -> bool:
+    keys = mask.keys
+    return info.overlaps(keys.key(0), keys.key(keys.n - 1))
+
+
+def hidden(
+    pages: Pages,
+    masks: Sequence[Mask],
+    low: bytes,
+    high: bytes,
+    n: int,
+    rows_of: Callable[[core.Keys], pa.UInt32Array],
+    inserts: pa.UInt64Array | None = None,
+) -> core.Rows | None:
+    """Which of some rows in the order of their keys masks hide, ascending; None when none is.
+
+    Args:
+        pages: a read, for masks that lie on disk.
+        masks: what is above.
+        low, high: the first and last key of the rows.
+        n: how many rows.
+        rows_of: those that have one of some keys, ascending.
+        inserts: the insert stamps of the rows; needed by masks that hide older rows alone, and
+            None where all rows have the same, which those masks are known to hide then.
+    """
+    found: list[pa.Array] = []
+    for mask in masks:
+        for some in mask.between(pages, low, high):
+            hits = rows_of(some)
+            if mask.before != EVERY_STAMP and inserts is not None:
+                older = pc.less(inserts.take(hits), pa.scalar(mask.before, pa.uint64()))
+                hits = hits.filter(older)
+            if len(hits):
+                found.append(hits)
+    if not found:
+        return None
+    if len(found) == 1:
+        return core.Rows.from_arrow(found[0])
+    return core.Bitmap.of(n, pa.concat_arrays(found)).positions()
