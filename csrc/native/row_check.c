@@ -37,7 +37,8 @@ static row_table_status_t known(const row_column_spec_t *column, PyObject *value
         return row_slot_finish(row_slot_put(column, value, true, slot), true);
     }
     Py_ssize_t len;
-    return row_slot_bytes(column, value, &len) == NULL ? row_slot_finish(ROW_TABLE_ERROR, true) : ROW_TABLE_OK;
+    const char *bytes = row_slot_bytes(column, value, true, &len);
+    return bytes == NULL ? row_slot_finish(ROW_TABLE_ERROR, true) : ROW_TABLE_OK;
 }
 
 /* The values of a dict by column, NULL without an error: it has not all of them, or others. */

@@ -31,6 +31,10 @@ struct row_table {
     PyObject *missing;   /* stands in values for a column that keeps what it has */
 };
 
+static inline bool row_column_is_text(const row_column_spec_t *column) {
+    return column->code == ROW_TABLE_TEXT || column->code == ROW_TABLE_JSON;
+}
+
 static inline uint32_t row_table_nulls(const row_table_t *table) {
     return (table->n - table->n_key + 7) / 8;
 }
@@ -44,8 +48,9 @@ enum { ROW_SLOT = 16 };
 row_table_status_t row_slot_put(const row_column_spec_t *column, PyObject *value, bool strict,
                                 uint8_t out[ROW_SLOT]);
 
-/* The bytes of a text or binary value, which the value keeps. */
-const char *row_slot_bytes(const row_column_spec_t *column, PyObject *value, Py_ssize_t *len);
+/* The bytes of a text or binary value, which the value keeps; `strict`: of JSON, if it is such. */
+const char *row_slot_bytes(const row_column_spec_t *column, PyObject *value, bool strict,
+                           Py_ssize_t *len);
 
 /* What stands in the row for a value: itself, or what `to` makes of it; a new reference. OTHER
  * when it is not known at sight, and has to be. */

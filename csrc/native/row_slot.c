@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "codec/json.h"
 #include "common/bytes.h"
 #include "native/row_column.h"
 
@@ -82,8 +83,16 @@ row_table_status_t row_slot_put(const row_column_spec_t *column, PyObject *value
     }
 }
 
-const char *row_slot_bytes(const row_column_spec_t *column, PyObject *value, Py_ssize_t *len) {
-    if (column->code == ROW_TABLE_TEXT) return PyUnicode_AsUTF8AndSize(value, len);
+const char *row_slot_bytes(const row_column_spec_t *column, PyObject *value, bool strict,
+                           Py_ssize_t *len) {
+    size_t at;
+    if (row_column_is_text(column)) {
+        const char *text = PyUnicode_AsUTF8AndSize(value, len);
+        if (text == NULL || !strict || column->code != ROW_TABLE_JSON) return text;
+        if (json_text((const uint8_t *)text, (size_t)*len, &at)) return text;
+        PyErr_SetNone(PyExc_ValueError);
+        return NULL;
+    }
     char *data;
     return PyBytes_AsStringAndSize(value, &data, len) < 0 ? NULL : data;
 }

@@ -46,8 +46,8 @@ static int take_column(row_column_spec_t *column, PyObject *given) {
                           &asks_zone, &zone, &to, &of)) {
         return -1;
     }
-    const int is_text = code == ROW_TABLE_TEXT || code == KEY_BYTES;
-    if ((width == 0) != is_text || width > 16) {
+    const bool varies = code == ROW_TABLE_TEXT || code == ROW_TABLE_JSON || code == KEY_BYTES;
+    if ((width == 0) != varies || width > 16) {
         PyErr_Format(PyExc_ValueError, "column %R: no %u bytes for code %u", name, width, code);
         return -1;
     }

@@ -26,7 +26,11 @@
 #include "codec/key.h"
 
 /* Those of a key, and two that stand in none. */
-enum { ROW_TABLE_RAW = 100 /* bytes of a fixed width */, ROW_TABLE_TEXT = 101 };
+enum {
+    ROW_TABLE_RAW = 100, /* bytes of a fixed width */
+    ROW_TABLE_TEXT = 101,
+    ROW_TABLE_JSON = 102 /* a text of JSON */
+};
 
 typedef enum {
     ROW_TABLE_OK = 0,

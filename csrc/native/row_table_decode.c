@@ -38,7 +38,7 @@ static PyObject *from_slot(const row_column_spec_t *column, const uint8_t *slot)
 
 static PyObject *from_bytes(const row_column_spec_t *column, const uint8_t *data, size_t len) {
     const char *text = (const char *)data;
-    if (column->code == ROW_TABLE_TEXT) return PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, NULL);
+    if (row_column_is_text(column)) return PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, NULL);
     return PyBytes_FromStringAndSize(text, (Py_ssize_t)len);
 }
 

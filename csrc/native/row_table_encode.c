@@ -53,7 +53,7 @@ static row_table_status_t put_key_value(const row_column_spec_t *column, PyObjec
         return ROW_TABLE_OK;
     }
     Py_ssize_t len;
-    const char *data = row_slot_bytes(column, value, &len);
+    const char *data = row_slot_bytes(column, value, strict, &len);
     if (data == NULL) return ROW_TABLE_ERROR;
     if (!last) {
         return escape((const uint8_t *)data, (size_t)len, out) < 0 ? ROW_TABLE_ERROR
@@ -113,7 +113,7 @@ static row_table_status_t put_column(const row_table_t *table, const row_column_
         memcpy(row->data + row_at + column->at, slot, column->width);
     } else {
         Py_ssize_t len;
-        const char *data = row_slot_bytes(column, given, &len);
+        const char *data = row_slot_bytes(column, given, strict, &len);
         uint8_t *to = data == NULL ? NULL : row_bytes_more(row, (size_t)len);
         if (to == NULL) {
             status = ROW_TABLE_ERROR;

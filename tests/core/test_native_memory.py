@@ -147,7 +147,7 @@ def test_layers_that_go_while_a_read_begins(what: str) -> None:
     table = row_table()
 
     def several() -> Any:
-        return tablet.published.range(table, key(5), None, core.FEW, SNAPSHOT, None)
+        return tablet.published.range(table, key(5), None, core.FEW, False, SNAPSHOT, None)
 
     assert find(key(6), SNAPSHOT) == find(key(5), SNAPSHOT) == tablet.value
     assert several() == [ROW, ROW | {"k": 6}, ROW | {"k": 8}]
@@ -229,7 +229,9 @@ def by_index(reader: core.RowReader) -> Callable[[], Any]:
         entries.memory.put(codec.encode_one(("x", k)), 3, entries.value)
     low = codec.encode_prefix(("x",))
     bounds = low, core.successor(low)
-    return lambda: reader.by_entries(entries.published, *bounds, core.FEW, SNAPSHOT, len(low))
+    return lambda: reader.by_entries(
+        entries.published, *bounds, core.FEW, False, SNAPSHOT, len(low)
+    )
 
 
 def test_rows_by_entries_of_an_index() -> None:
@@ -251,9 +253,9 @@ def test_rows_by_entries_of_an_index() -> None:
     assert look() in (NotImplemented, wanted)
     assert look() is NotImplemented
     with pytest.raises(TypeError, match="Published"):
-        reader.by_entries(tablet, None, None, 1, 1, 0)
+        reader.by_entries(tablet, None, None, 1, False, 1, 0)
     with pytest.raises(OverflowError):
-        reader.by_entries(tablet.published, None, None, 1, 1, -1)
+        reader.by_entries(tablet.published, None, None, 1, False, 1, -1)
 
 
 # -- memory that is short -------------------------------------------------------------------
@@ -424,9 +426,11 @@ def calls() -> dict[str, Callable[[], Any]]:
         "bytes of a row of memory": lambda: tablet.published.find(key(5), SNAPSHOT),
         "bytes of a row of a block": lambda: tablet.published.find(key(6), SNAPSHOT),
         "rows of a range": lambda: tablet.published.range(
-            table, key(5), key(8), core.FEW, SNAPSHOT, many
+            table, key(5), key(8), core.FEW, True, SNAPSHOT, many
         ),
-        "the first rows": lambda: tablet.published.range(table, None, None, 2, SNAPSHOT, None),
+        "the first rows": lambda: tablet.published.range(
+            table, None, None, 2, False, SNAPSHOT, None
+        ),
         "rows by an index": by_text,
         "a row of memory": lambda: reader.get(5, SNAPSHOT),
         "a row of a block": lambda: reader.get(8, SNAPSHOT),

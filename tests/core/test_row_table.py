@@ -17,17 +17,14 @@ from tests.core.test_row_layout import VALUES
 from txnkv.core import CoreError, KeyCodec, RowLayout, RowTable, row_table, successor
 
 OTHERS = (
-    pa.decimal128(10, 3),
-    pa.decimal128(38, 0),
     pa.list_(pa.int32()),
     pa.list_(pa.string()),
-    pa.json_(),
     pa.struct([("a", pa.int32()), ("b", pa.string())]),
     pa.map_(pa.string(), pa.int32()),
 )
 """Types of which no value is known at sight."""
 
-KEY_TYPES = [type_ for type_ in VALUES if type_ not in OTHERS[2:]]
+KEY_TYPES = [type_ for type_ in VALUES if type_ not in (*OTHERS, pa.json_())]
 
 
 def table_of(keys, others, nullable=True):
@@ -160,7 +157,10 @@ LEFT = [
     (pa.timestamp("us", tz="UTC"), datetime(2020, 1, 1)),
     (pa.timestamp("us", tz="UTC"), datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=1)))),
     (pa.timestamp("us", tz="Europe/Berlin"), datetime(2020, 1, 1, tzinfo=UTC)),
-    (pa.decimal128(4, 2), Decimal("1.00")),
+    (pa.decimal128(4, 2), Decimal("1.001")),
+    (pa.decimal128(4, 2), Decimal("100")),
+    (pa.decimal128(4, 2), Decimal("NaN")),
+    (pa.decimal128(4, 2), 1),
 ]
 
 
@@ -168,6 +168,24 @@ LEFT = [
 def test_values_of_another_class_or_range_are_left_to_python(type_, value):
     assert row_table({"k": type_}, (), ["k"]).key(value) is None
     assert row_table({"k": pa.int64(), "v": type_}, ["v"], ["k"]).row((1, value)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "nan", "'a'", "[1,]", '"\\ud800x', "\ud800", {"a": 1}, b"1"]
+)
+def test_what_is_no_json_is_left_to_python(text):
+    table = row_table({"k": pa.int64(), "v": pa.json_()}, ["v"], ["k"])
+    assert table.row((1, text)) is None
+    assert not table.fits(1, text)
+    assert table.fits(1, '{"a": [1.50, null, "\\ud800 é"]}')
+
+
+def test_a_decimal_of_other_digits_has_the_same_bytes():
+    table = row_table({"k": pa.decimal128(4, 2), "v": pa.decimal128(4, 2)}, ["v"], ["k"])
+    assert table.row((Decimal("1.5"), Decimal("2"))) == table.row((Decimal("1.50"), Decimal("2.0")))
+    assert table.dict(*table.row((Decimal("1.5"), Decimal("2E1")))) == {
+        "k": Decimal("1.50"), "v": Decimal("20.00"),
+    }  # fmt: skip
 
 
 def test_rows_of_another_form_are_left_to_python():

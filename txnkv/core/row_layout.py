@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
@@ -266,7 +267,7 @@ def _explained(columns: Sequence[_Column], values: Sequence[Any]) -> Exception:
 
 # -- whole rows of a table -------------------------------------------------------------
 
-_RAW, _TEXT = 100, 101  # csrc/native/row_table.h
+_RAW, _TEXT, _JSON = 100, 101, 102  # csrc/native/row_table.h
 
 
 def row_table(
@@ -296,8 +297,9 @@ def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, 
     code, (_, width) = key_type(type_), row_shape(type_)
     exact: type | None = None
     zone = None
-    if kind.is_string(type_):
-        return name, _TEXT, 0, nullable, str, False, None, None, None
+    if kind.is_string(type_) or column.zero == "":
+        text = _TEXT if kind.is_string(type_) else _JSON
+        return name, text, 0, nullable, str, False, None, None, None
     if kind.is_binary(type_):
         return name, lib.KEY_BYTES, 0, nullable, bytes, False, None, None, None
     if kind.is_boolean(type_):
@@ -316,6 +318,8 @@ def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, 
         exact = timedelta
     elif code == lib.KEY_UUID:
         exact = UUID
+    elif kind.is_decimal128(type_):
+        exact = Decimal
     if code is None:
         code = lib.KEY_BYTES if width == 0 else _RAW
     return name, code, width, nullable, exact, exact is datetime, zone, column.to, column.of

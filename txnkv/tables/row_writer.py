@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC
 from operator import itemgetter
 from typing import Any
@@ -64,12 +65,23 @@ class RowChecker(dict[str, core.RowCheck]):
 
         def slow(row: Any) -> Values:
             return tuple(
-                value if value is MISSING or fits(i, value) else _normal(schema, name, value)
+                value if value is MISSING or fits(i, value) else self._normal(i, name, value)
                 for i, name, value in zip(at, names, row_values(schema, row, op), strict=True)
             )
 
         made = self[op] = core.RowCheck(self.rows, slow, op in DELETES, op in PARTIAL)
         return made
+
+    def _normal(self, i: int, name: str, value: Any) -> Any:
+        column = self.schema.columns[name]
+        if column.type == core.JSON and isinstance(value, dict | list):
+            with suppress(TypeError, ValueError):  # said below
+                if self.rows.fits(i, text := core.json_of(value)):
+                    return text
+        found = None if value is None else normal(name, column.type, value)
+        if found is None and not column.nullable:  # of Arrow's nulls one is no None
+            raise SchemaError(f"column {name!r} is not nullable: give it a value")
+        return found
 
 
 def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
@@ -93,17 +105,6 @@ def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
             raise SchemaError(f"column {name!r} is {kind}: {error}") from None
         kept.append(schema.arrow.field(name))
     return pa.record_batch(arrays, schema=pa.schema(kept))
-
-
-# -- the slow way ----------------------------------------------------------------------
-
-
-def _normal(schema: Schema, name: str, value: Any) -> Any:
-    column = schema.columns[name]
-    found = None if value is None else normal(name, column.type, value)
-    if found is None and not column.nullable:  # of Arrow's nulls one is no None
-        raise SchemaError(f"column {name!r} is not nullable: give it a value")
-    return found
 
 
 def _known(values: Values) -> Values | None:
