@@ -20,7 +20,7 @@ import txnkv
 from tests import internals
 from txnkv.coordinator import Timestamp
 from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
-from txnkv.storage import brief
+from txnkv.storage import brief, threads
 from txnkv.storage.faults import arm, disarm, storage_full
 from txnkv.topics import Waiting
 from txnkv.topics.delivery.subscriptions import SubscriptionParticipants
@@ -358,3 +358,26 @@ def test_what_a_handler_raises_comes_out_of_a_wait_that_looks_for_others(
     watch.notice()
     assert not baton.locked()
     other.end()
+
+
+def test_what_ends_soon_is_handed_to_no_thread(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close of a session and of a snapshot, and the state of a transaction, were."""
+    handed: list[object] = []
+    run = threads._run
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "_run", lambda *call: (handed.append(call), run(*call))[1])
+        patch.setattr(threads._threads, "run", handed.append)
+        with client.new_session() as session:
+            session.upsert(table, (1, "a"))
+        with client.snapshot() as snapshot:
+            assert snapshot.get(table, 1) is not None
+            rows = snapshot.scan(table)
+            assert len(list(rows)) == 1
+            rows.close()
+        with client.transaction() as txn:
+            txn.upsert(table, (2, "b"))
+            assert txn.state is txnkv.TxnState.OPEN
+        assert txn.state is txnkv.TxnState.COMMITTED
+    assert not handed

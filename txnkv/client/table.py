@@ -130,7 +130,7 @@ class Snapshot(Closing):
         if self._held.snapshot is None:
             raise ClosedError(f"snapshot {int(self._timestamp)} was closed; take a new one")
 
-    @shielded
+    @brief
     def close(self) -> None:
         """Give the snapshot up. Twice is fine."""
         self._held.end()

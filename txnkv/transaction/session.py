@@ -74,6 +74,7 @@ class Session(Closing):
 
     _background: Background | None = None
     _lost: WhenDropped | None = None
+    _was_small = False
 
     def __init__(
         self,
@@ -457,7 +458,7 @@ class Session(Closing):
     def _take_no_more(self) -> None:
         """Refuse rows and messages from here on: who closes it flushes or tells what there is."""
         with self._lock:
-            self._local.closed = True
+            self._local.closed, self._was_small = True, self._room.is_small
             self._rows.withdraw()
             self.end()
 
@@ -505,7 +506,7 @@ class Session(Closing):
 
     @property
     def _is_brief(self) -> bool:
-        context, is_small = self._context, self._room.is_small
+        context, is_small = self._context, self._was_small or self._room.is_small
         return is_small and (flushes_soon(self) if context is None else is_brief(context))
 
     def flush_untold(self) -> None:

@@ -243,7 +243,7 @@ class Scan(Closing):
             for parts in scan_tokens.split(engine, self._asked, view, plan, max(1, rows))
         ]
 
-    @shielded
+    @brief
     def close(self) -> None:
         """Give the snapshot up. Batches that were read stay; the next read pins anew."""
         with self._lock:

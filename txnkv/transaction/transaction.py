@@ -118,7 +118,7 @@ class Transaction(Closing):
         return self.context.row.age_ts or self.context.row.begin_ts
 
     @property
-    @shielded
+    @shielded_unless(lambda self: self.context.local.at in (Local.IN_MEMORY, Local.COMMITTED))
     def state(self) -> TxnState:
         """The state in the status table.
 
