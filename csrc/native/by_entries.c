@@ -17,10 +17,9 @@ static PyObject *row_of_entry(reader_t *self, slice_t entry, size_t skip, uint64
         case PUBLISHED_FOUND:
             return row_table_dict(reader_table(self), key->data, key->len, row->data, row->len);
         case PUBLISHED_ABSENT: return Py_NewRef(Py_None);
-        case PUBLISHED_MISS: return Py_NewRef(Py_NotImplemented);
-        case PUBLISHED_ERROR: break;
+        case PUBLISHED_ERROR: return NULL;
+        default: return Py_NewRef(Py_NotImplemented);
     }
-    return NULL;
 }
 
 static PyObject *rows_of_entries(reader_t *self, const published_range_t *entries, size_t skip) {

@@ -141,22 +141,22 @@ published_status_t published_find(published_t *self, const mem_row_set_t *own, c
 static published_status_t look_for_range(published_t *self, void *of) {
     published_range_t *asked = of;
     layers_range_t *range = asked->range;
-    if (layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
-                     asked->high.len, asked->snapshot, asked->most, asked->descending,
-                     range) != LAYERS_RANGE_OK) {
-        return PUBLISHED_MISS; /* there is much of it, a block is to be loaded, or is damaged */
-    }
+    const layers_range_status_t status =
+        layers_range(self->layers, asked->own, asked->low.data, asked->low.len, asked->high.data,
+                     asked->high.len, asked->snapshot, asked->most, asked->descending, range);
+    if (status == LAYERS_RANGE_LONG) return PUBLISHED_MANY;
+    if (status != LAYERS_RANGE_OK) return PUBLISHED_MISS; /* a block is to be loaded, or is damaged */
     for (uint32_t i = 0; i < range->n; i++) {
         const layer_found_t *found = range->found + i;
-        published_status_t status;
+        published_status_t taken;
         if (found->state == LAYERS_BLOCK) {
-            status = take_from_block(self, found, asked->rows);
+            taken = take_from_block(self, found, asked->rows);
         } else {
             const bool former = found->state == LAYERS_MEMORY && found->entry->stamp < self->since;
             if (former) return PUBLISHED_MISS;
-            status = take(asked->rows, found->entry->row, found->entry->row_len);
+            taken = take(asked->rows, found->entry->row, found->entry->row_len);
         }
-        if (status != PUBLISHED_FOUND) return status;
+        if (taken != PUBLISHED_FOUND) return taken;
         if (asked->rows->len > PUBLISHED_MOST_BYTES) return PUBLISHED_MISS;
         asked->ends[i] = asked->rows->len;
     }
@@ -290,8 +290,8 @@ static PyObject *published_find_row(PyObject *object, PyObject *const *args, Py_
             made = PyBytes_FromStringAndSize((const char *)row.data, (Py_ssize_t)row.len);
             break;
         case PUBLISHED_ABSENT: made = Py_NewRef(Py_None); break;
-        case PUBLISHED_MISS: made = Py_NewRef(Py_NotImplemented); break;
         case PUBLISHED_ERROR: break;
+        default: made = Py_NewRef(Py_NotImplemented);
     }
     row_bytes_free(&row);
     return made;
@@ -356,6 +356,7 @@ static PyObject *range_of(published_t *self, row_table_t *table, published_range
     if (published_range_init(asked, &rows) < 0) return NULL;
     switch (published_find_range(self, asked)) {
         case PUBLISHED_FOUND: made = dicts_of(table, asked); break;
+        case PUBLISHED_MANY: made = Py_NewRef(Py_None); break;
         case PUBLISHED_ERROR: break;
         default: made = Py_NewRef(Py_NotImplemented);
     }
@@ -364,8 +365,8 @@ static PyObject *range_of(published_t *self, row_table_t *table, published_range
 }
 
 /* range(table, low, high, most, descending, snapshot, own): the first rows with low <= key < high
- * (None: no bound) as dicts, ascending; or the last ones, descending. NotImplemented for a miss, or
- * where they are many. */
+ * (None: no bound) as dicts, ascending; or the last ones, descending. None where they are many,
+ * NotImplemented for a miss. */
 static PyObject *published_range_rows(PyObject *object, PyObject *const *args, Py_ssize_t n) {
     published_range_t asked;
     if (n != 7 || PyType_GetSlot(Py_TYPE(args[0]), Py_tp_new) != (void *)row_table_new) {

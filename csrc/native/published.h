@@ -28,7 +28,8 @@ typedef enum {
     PUBLISHED_ABSENT = 0,
     PUBLISHED_FOUND = 1,
     PUBLISHED_MISS = 2, /* no error is set */
-    PUBLISHED_ERROR = 3 /* an error of Python is set */
+    PUBLISHED_ERROR = 3, /* an error of Python is set */
+    PUBLISHED_MANY = 4 /* of a range alone */
 } published_status_t;
 
 /* Words of `shown`, which the commit log writes: its docstring tells of them. */
@@ -43,7 +44,7 @@ published_status_t published_find(published_t *published, const mem_row_set_t *o
                                   row_bytes_t *row);
 
 /* Finds the rows with low <= key < high (data NULL: no bound) that a snapshot sees, ascending, the
- * first `most` of them, or the last ones, descending; FOUND also where there are none, MISS, too, where they are many. `ends` has
+ * first `most` of them, or the last ones, descending; FOUND also where there are none, MANY where there is much of it. `ends` has
  * room for LAYERS_FEW ends of the rows in `rows`; `range` has their keys. */
 typedef struct {
     const mem_row_set_t *own;

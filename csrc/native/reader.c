@@ -118,10 +118,9 @@ static PyObject *answer(reader_t *self, published_status_t status, const row_byt
             return row_table_dict((row_table_t *)self->table, key->data, key->len, row->data,
                                   row->len);
         case PUBLISHED_ABSENT: return Py_NewRef(Py_None);
-        case PUBLISHED_MISS: return Py_NewRef(Py_NotImplemented);
-        case PUBLISHED_ERROR: break;
+        case PUBLISHED_ERROR: return NULL;
+        default: return Py_NewRef(Py_NotImplemented);
     }
-    return NULL;
 }
 
 static bool number_of(PyObject *given, unsigned long long *out) {

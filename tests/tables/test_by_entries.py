@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
+from txnkv.tables.read import lookup
 
 TYPES = {
     "numbers": ({"a": "int64", "b": "int32", "v": "int64?", "t": "string"}, ["a", "b"]),
@@ -38,6 +40,7 @@ class Both:
         client.create_index(self.table, "t")
         client.create_index(self.table, ["v", "t"])
         client.create_index(self.table, ["t", "a"])
+        client.create_index(self.table, "v")
         self.rows: dict[Key, dict[str, Any]] = {}
         self.text = columns["a"] == "string", columns["b"] == "string"
 
@@ -60,6 +63,15 @@ class Both:
 
     def compare(self, rows: dict[Key, dict[str, Any]], snapshot: Any = None) -> None:
         table, every = self.table, list(rows.values())
+        for low, high in ((-1, 9), (0, 9), (0, 1), (2, 9)):
+            numbers = [row for row in every if row["v"] is not None and low <= row["v"] < high]
+            wanted, range_of = in_order(numbers, self.key), [("v", ">=", low), ("v", "<", high)]
+            for where in (range_of, range_of[:1]) if high == 9 else (range_of,):
+                assert in_order(list(table.scan(None, where, snapshot)), self.key) == wanted
+                assert list(table.scan(None, where, snapshot, ordered=True)) == wanted
+                last = table.scan(None, where, snapshot, ordered="descending", limit=2)
+                assert list(last) == wanted[::-1][:2]
+                assert table.count(where, snapshot) == len(wanted)
         for text in (*TEXTS, "none"):
             wanted = in_order([row for row in every if row["t"] == text], self.key)
             where = [("t", "=", text)]
@@ -120,3 +132,33 @@ def test_rows_that_are_many(connect: Callable[..., txnkv.Client]) -> None:
             assert list(table.scan(where=[("t", "=", "same")], ordered=True)) == wanted
             assert list(table.scan(where=[("t", "=", "same")], limit=2)) == wanted[:2]
             internals.flush(client)
+
+
+@pytest.mark.parametrize("rows", [300, 1_100])
+def test_a_range_of_an_index_is_read_without_its_entries(
+    client: txnkv.Client, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry was made a dict, and of more than 256 the rows came by a plan."""
+    types = {"id": "int64", "at": "timestamp[us, tz=UTC]"}
+    table = client.create_table("t", txnkv.Schema(types, ["id"]))
+    client.create_index(table, "at")
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    with client.new_session() as session:
+        for id in range(3 * rows):
+            session.insert(table, (id, begin + timedelta(seconds=id * 7_919 % (3 * rows))))
+    where = [("at", ">=", begin + timedelta(seconds=2 * rows))]
+    wanted = {id for id in range(3 * rows) if id * 7_919 % (3 * rows) >= 2 * rows}
+    found, by_entries = [], lookup.point.by_entries
+
+    def spy(*args: Any) -> Any:
+        found.append(by_entries(*args))
+        return found[-1]
+
+    assert table.get_by("at", begin) and table.get(0)  # from here on both are at hand
+    monkeypatch.setattr(lookup.point, "by_entries", spy)
+    assert {row["id"] for row in table.scan(where=where)} == wanted
+    assert len(found) == 1
+    assert (found[0] is None) == (rows > 1_000)
+    at = {row["id"]: row["at"] for row in table.scan()}
+    assert at == {id: begin + timedelta(seconds=id * 7_919 % (3 * rows)) for id in at}
+    assert {each.tzinfo for each in at.values()} == {UTC}

@@ -136,6 +136,7 @@ def test_as_few_tablets_as_the_values_name_are_read(
     assert len(sources.tablets_for(info, parse(where, info.schema), tablets)) == fewest
     wanted = table.scan().to_arrow().filter(_expression(where)).sort_by("a").to_pylist()
     looked.clear()
+    assert table.scan(where=where)._all_in_arrow().sort_by("a").to_pylist() == wanted
     assert table.scan(where=where).to_arrow().sort_by("a").to_pylist() == wanted
     assert sorted(table.scan(where=where), key=lambda row: row["a"]) == wanted
     assert looked[0] == fewest

@@ -176,6 +176,6 @@ from txnkv.core.native import (
     wire_pack,
     wire_unpack,
 )
-from txnkv.core.row_layout import RowBytes, RowLayout, number_type, row_table
+from txnkv.core.row_layout import RowBytes, RowLayout, number_type, row_table, value_of
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, gathered, joined, slices_of
 from txnkv.core.value_layout import VALUE_HEAD, DamagedValueError, ValueLayout

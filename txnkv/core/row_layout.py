@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cache
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
@@ -64,6 +65,16 @@ def row_shape(type_: pa.DataType) -> tuple[int, int]:
 def number_type(type_: pa.DataType) -> pa.DataType:
     """The type of the number that a date or time is stored as; of other types the same."""
     return {lib.KEY_I32: pa.int32(), lib.KEY_I64: pa.int64()}.get(key_type(type_), type_)
+
+
+@cache
+def value_of(type_: pa.DataType) -> Callable[[int], Any] | None:
+    """Return what makes a date or time of the number that it is stored as; None for other types.
+
+    It raises OverflowError for what Python cannot name.
+    """
+    column = _column(type_)
+    return column.of if column.code in ("i", "q") else None
 
 
 def is_opaque(type_: pa.DataType) -> bool:

@@ -60,6 +60,7 @@ from txnkv.tables.read import (
     diff,
     lookup,
     parse,
+    point,
     scan,
     scan_tokens,
 )

@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC
 from operator import itemgetter
 from typing import Any
 
@@ -365,16 +364,22 @@ def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     Raises:
         OverflowError: a date or time is none that Python has.
     """
+    of = {field.name: core.value_of(field.type) for field in batch.schema}
+    instants = {name: value_of for name, value_of in of.items() if value_of is not None}
+    if instants:  # pyarrow takes microseconds for each
+        arrays = [
+            column.view(core.number_type(column.type)) if name in instants else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        batch = pa.record_batch(arrays, names=batch.schema.names)
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except OverflowError as error:
         raise OverflowError(
             f"a date or time that Python cannot name ({error}): read it as Arrow"
         ) from None
-    for field in batch.schema:
-        if pa.types.is_timestamp(field.type) and field.type.tz == "UTC":
-            name = field.name
-            for row in rows:
-                if row[name] is not None:
-                    row[name] = row[name].replace(tzinfo=UTC)
+    for name, value_of in instants.items():
+        for row in rows:
+            if (number := row[name]) is not None:
+                row[name] = value_of(number)
     return rows

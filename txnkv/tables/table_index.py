@@ -105,6 +105,7 @@ class TableIndex:
         nullable: some rows have no entry.
         positions: of the indexed columns in the schema.
         tablet: that has the entries.
+        width: bytes of the indexed columns in an entry; 0 where they differ.
     """
 
     def __init__(self, schema: Schema, info: IndexInfo, tablet: Tablet) -> None:
@@ -125,6 +126,7 @@ class TableIndex:
         stored = [*schema.primary_key, *schema.value_columns]
         of = [[stored.index(name) for name in names] for names in (self.columns, self.key)]
         self._indexed, self._key = map(tuple_getter, of)
+        self.width = core.key_codec(*(schema.columns[name].type for name in self.columns)).width
         self._rest = tuple_getter([stored.index(name) for name in self.rest])
 
     def entry(self, row: Values) -> tuple[bytes, bytes] | None:

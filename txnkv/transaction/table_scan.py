@@ -24,6 +24,7 @@ from txnkv.tables import (
     TableInfo,
     TokenParts,
     lookup,
+    point,
     scan,
     scan_tokens,
 )
@@ -38,15 +39,6 @@ _SHOWN: Final = 10
 """Rows that a notebook shows."""
 _FEW: Final = 50
 """Rows that are made an Arrow table out of dicts, which takes longer where there are many."""
-_EXACT: Final = frozenset(
-    kind.id
-    for kind in (
-        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(),
-        pa.uint32(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
-        pa.date32(), pa.decimal128(1), pa.timestamp("us"),
-    )
-)  # fmt: skip
-"""Types whose values are in Python as they are in Arrow."""
 _DICTS: Final = 512
 """Rows that are made dicts together: who wants the first row waits for so many."""
 
@@ -174,12 +166,10 @@ class Scan(Closing):
         """The rows as an Arrow table."""
         asked, schema = self._asked, self.schema
         may_be_few = schema and (asked.limit or 0) <= _FEW
-        exact = may_be_few and all(field.type.id in _EXACT for field in schema)
-        rows = self._few(_FEW) if exact else None
+        rows = self._few(_FEW) if may_be_few and point.is_exact(schema) else None
         if rows is None or self._asked.table is not asked.table:
             return self._all_in_arrow()
-        columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
-        return pa.Table.from_arrays(columns, schema=schema)
+        return point.in_arrow(rows, schema)
 
     @shielded
     def _all_in_arrow(self) -> pa.Table:

@@ -21,7 +21,7 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row, find_some, rows_with, text_bytes
-from txnkv.tables.read.predicate import KeyRange, by_key, past
+from txnkv.tables.read.predicate import KeyRange, by_key
 from txnkv.tables.read.sources import memory_columns, tablets_for
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
@@ -159,11 +159,10 @@ def _rows_by(
             return []
         found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
         return [] if found is None else [found]
-    rows = point.by_entries(writer, view, index, values, core.FEW)
+    key_range, skip = point.entries_with(index, values)
+    rows = point.by_entries(writer, view, index, key_range, skip, core.FEW)
     if rows is None:
-        low = tablet.codec.encode_prefix(values)
-        high = past(low, tablet.codec, len(values))  # the whole key, where it has all of the row's
-        entries = _entries(tables, view, index, [KeyRange(low, high)], core.FEW)
+        entries = _entries(tables, view, index, [key_range], core.FEW)
         if entries is None:
             return None
         rows = _rows_of(tables, writer, view, index.row_keys(entries))
@@ -193,7 +192,12 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
         rows = _few_exact(tables, asked, view) if indexed and filter.shape.equal else None
         chosen = () if not indexed or rows is not None else scan.chosen_indexes(tables, asked)
         if chosen:
-            rows = _few_by_index(tables, asked, view, chosen, most)
+            writer = tables.row_writer(asked.table)
+            first = *chosen[0], core.FEW if len(chosen) == 1 else _FEW_DEAR
+            found = point.in_range(writer, view, *first) if most == core.FEW else None
+            rows = None if found is None else _enough(asked, found, math.inf)
+            if rows is None:
+                rows = _few_by_index(tables, asked, view, chosen, most)
         elif rows is None:
             rows = _few_by_key(tables, asked, view, most)
         if rows is not None and not is_range and (asked.ordered or limit is not None):
@@ -221,10 +225,9 @@ def _few_by_key(
     codec = writer.rows
     if len(asked.columns) < len(schema.columns):
         codec = codec.only(asked.columns + beside)
-    if not first and (keys := point.keys_for(asked.table, asked.filter, writer.tablets)):
-        each = point.find_each(tables, keys, codec, view)
-        each = by_key(schema, each, last) if last and each is not None else each
-        return None if each is None else _enough(asked, each, math.inf)
+    if not first and (keys := point.keys_for(asked.table, asked.filter)):
+        each = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
+        return None if each is None else _enough(asked, list(filter(None, each)), math.inf)
     tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
     if not is_range and most * len(tablets) > _MOST_BESIDE:
         most = core.FEW
@@ -278,7 +281,8 @@ def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict
     for index in writer.indexes if len(values) == len(predicates) else ():
         if values.keys() == {*index.columns} and index.ready:
             given = tuple(values[name] for name in index.columns)
-            by = given, min(asked.limit or core.FEW, core.FEW), asked.ordered == scan.DESCENDING
+            of, last = point.entries_with(index, given), asked.ordered == scan.DESCENDING
+            by = *of, min(asked.limit or core.FEW, core.FEW), last
             ready = _is_ready_still(tables, asked.table, index)
             found = (point.by_entries(writer, view, index, *by) or ()) if ready else ()
             rows = [row for row in found if row is not None]
@@ -300,7 +304,9 @@ def _few_by_index(
         exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
         first = min(asked.limit or core.FEW, most) if exact else most
         first = first if len(ranges) == 1 and entry == of_rows else core.FEW
-        entries = _entries(tables, view, index, ranges, first, asked.ordered == scan.DESCENDING)
+        enough = first if least is None else min(first, least[0])
+        last = asked.ordered == scan.DESCENDING
+        entries = _entries(tables, view, index, ranges, enough, last)
         dear = view.own is not None or any(None in each for each in ranges)
         if entries is not None and not (dear and len(entries) > _FEW_DEAR):
             size = len(entries) if exact or len(entries) < first else core.FEW  # it was cut
@@ -370,16 +376,13 @@ def _rows_of(
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
     columns, writer, rows = table.schema.columns, tables.row_writer(table), None
-    limit = _FEW_VALUES * min(len(writer.tablets), _SEVERAL) if writer.is_plain else 0
-    if isinstance(keys, list) and 0 < len(keys) * len(columns) <= limit:
-        with suppress(CorruptionError, SchemaError, TypeError):  # said below
+    limit, result = _FEW_VALUES * min(len(writer.tablets), _SEVERAL), point.nullable(table.schema)
+    few = isinstance(keys, list) and 0 < len(keys) * len(columns) <= limit
+    if few and point.is_exact(result):
+        with suppress(CorruptionError, SchemaError, TypeError, OverflowError):  # said below
             rows = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
     if rows is not None:
-        arrays = [
-            pa.array([None if row is None else row[name] for row in rows], column.type)
-            for name, column in columns.items()
-        ]
-        return pa.Table.from_arrays(arrays, schema=point.nullable(table.schema))
+        return point.in_arrow(rows, result)
     return rows_with(tables, table, view, key_columns(table.schema, keys))
 
 

@@ -390,24 +390,45 @@ def by_entries(
     writer: RowWriter,
     view: ReadView,
     index: TableIndex,
-    values: Values,
+    key_range: KeyRange,
+    skip: int,
     most: int,
     last: bool = False,
 ) -> list[dict[str, Any] | None] | None:
-    """The rows of the first `most` entries with some values, or the last ones, descending; None for
-    one that is not there; None: they are many, or to be looked for in Python.
+    """The rows of the first `most` entries in a range, or the last ones, descending; None for one
+    that is not there; None: they are many, or to be looked for in Python.
+
+    Args:
+        skip: bytes of the index's columns in each entry, in front of the row's key.
     """
     ends_with_key = index.beside == index.columns and not index.info.unique
     alone = view.own is None and view.reads is None and view.txn_id is None
     if not (ends_with_key and alone):
         return None
-    tablet = index.tablet
-    low = tablet.codec.encode_prefix(values)
-    high = past(low, tablet.codec, len(values))
-    asked = tablet.at_hand, low, high, most, last, view.snapshot, len(low)
+    asked = index.tablet.at_hand, *key_range, most, last, view.snapshot, skip
     found: Any = writer.reader.by_entries(*asked)
     rows: list[dict[str, Any] | None] | None = None if found is NotImplemented else found
     return rows
+
+
+def in_range(
+    writer: RowWriter, view: ReadView, index: TableIndex, ranges: Sequence[KeyRange], most: int
+) -> list[dict[str, Any]] | None:
+    """The rows in the one range of an index whose columns have one length; None where there are
+    `most` or more, or they are to be looked for otherwise.
+    """
+    if len(ranges) > 1 or not index.width:
+        return None
+    found = by_entries(writer, view, index, ranges[0], index.width, most)
+    rows = [row for row in found or () if row is not None]
+    many = found is None or len(found) >= most or len(rows) < len(found)
+    return None if many else rows
+
+
+def entries_with(index: TableIndex, values: Values) -> tuple[KeyRange, int]:
+    """The range of an index's entries with some values, and the bytes that these take."""
+    low = index.tablet.codec.encode_prefix(values)
+    return KeyRange(low, past(low, index.tablet.codec, len(values))), len(low)
 
 
 def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bytes | None:
@@ -435,52 +456,47 @@ def columns_of(
     ]
 
 
-def keys_for(
-    table: TableInfo, filter: Filter, tablets: Sequence[Tablet]
-) -> list[tuple[Tablet, KeyRange]] | None:
-    """The only keys that may satisfy a filter which tells each column of them, as ranges in the
-    order of tablets and keys; None: it may want others, or they are many.
+def keys_for(table: TableInfo, filter: Filter) -> list[Any] | None:
+    """The only keys that may satisfy a filter which tells each column of them, as values; None: it
+    may want others, or they are many.
     """
     columns: list[pa.Array] = []
     for name in table.schema.primary_key if filter.shape.several else ():
         mine = [p.values for p in filter.predicates if p.column == name and p.op in ("=", "in")]
         columns += mine[:1]
-    n = math.prod(map(len, columns))
-    if len(columns) < len(table.schema.primary_key) or not 0 < n <= core.FEW:
+    if len(columns) < len(table.schema.primary_key):
         return None
     if any(pa.types.is_floating(array.type) for array in columns):
         return None
-    if len(columns) > 1:
-        places = zip(*itertools.product(*(range(len(array)) for array in columns)), strict=True)
-        columns = [array.take(pa.array(at)) for array, at in zip(columns, places, strict=True)]
-    keys = tablets[0].codec.encode(columns)
-    batch = pa.record_batch(columns, names=list(table.schema.primary_key))
-    found: list[tuple[Tablet, KeyRange]] = []
-    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
-        if rows is None or rows.n:
-            numbers = range(n) if rows is None else rows.to_arrow().to_pylist()
-            of_tablet = sorted({keys.key(i) for i in numbers})
-            found += [(tablet, KeyRange(key, key + b"\0")) for key in of_tablet]
-    return found
+    if not 0 < math.prod(map(len, columns)) <= core.FEW:
+        return None
+    values = [array.to_pylist() for array in columns]
+    return list(dict.fromkeys(values[0] if len(values) == 1 else itertools.product(*values)))
 
 
-def find_each(
-    tables: Tables,
-    keys: Sequence[tuple[Tablet, KeyRange]],
-    rows: core.RowTable,
-    view: ReadView,
-) -> list[dict[str, Any]] | None:
-    """The rows with some keys, each in its tablet, as dicts; None where they have more than
-    `FEW_BYTES`. See `find_dicts`.
-    """
-    found: list[dict[str, Any]] = []
-    left = FEW_BYTES
-    for tablet, (low, high) in keys:
-        some = find_dicts(tables, tablet, rows, view, low, high, 1)
-        if some is None or (left := left - sum(map(text_bytes, some))) < 0:
-            return None
-        found += some
-    return found
+_EXACT: Final = frozenset(
+    kind.id
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(),
+        pa.uint32(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
+        pa.date32(), pa.decimal128(1), pa.timestamp("us"),
+    )
+)  # fmt: skip
+"""Types whose values are in Python as they are in Arrow."""
+
+
+def is_exact(schema: pa.Schema) -> bool:
+    """Return True where dicts of rows make the same Arrow table as the rows themselves."""
+    return all(field.type.id in _EXACT for field in schema)
+
+
+def in_arrow(rows: Sequence[dict[str, Any] | None], schema: pa.Schema) -> pa.Table:
+    """Rows as an Arrow table; of nulls, where there is none."""
+    columns = [
+        pa.array([None if row is None else row[field.name] for row in rows], field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def nullable(schema: Schema) -> pa.Schema:
