@@ -406,6 +406,41 @@ def test_a_subscription_does_not_get_what_it_had_not_got(client: txnkv.Client, t
     assert client.check().ok
 
 
+@pytest.mark.parametrize("options", [
+    {"type": "exclusive"}, {"type": "exclusive", "max_deliveries": 3}, {"type": "shared"},
+    {"type": "key_shared"}, {"type": "exclusive", "order": "commit"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.usefixtures("by_hand")
+def test_what_was_read_ahead_below_the_beginning_is_not_given(
+    where: str, options: Any, client: txnkv.Client, elsewhere: Callable[..., Any]
+) -> None:
+    topic = client.create_topic(TOPIC)
+    for _ in range(2):
+        with client.transaction() as txn:
+            txn.send_batch(topic, pa.table({"value": [b"v"] * 1500, "key": [b"k"] * 1500}))
+    with topic.subscribe("s", **options) as subscription:
+        for _ in range(3):
+            subscription.ack(subscription.receive(timeout=5))
+        held = subscription.receive(timeout=5)
+        if where == "here":
+            topic.truncate(2000)
+        else:
+            elsewhere("client.topic('events').truncate(2000)")
+        assert subscription.lost() == {0: 1997}
+        subscription.ack(held)
+        given = iter(lambda: subscription.receive(timeout=0), None)
+        offsets = []
+        for message in given:
+            offsets.append(message.offset)
+            subscription.ack(message)
+        assert offsets == list(range(2000, 3000))
+        topic.truncate("latest")
+        assert subscription.lost() == {0: 1997}
+        assert subscription.lag() == {0: 0}
+    assert client.check().ok
+
+
 @pytest.mark.parametrize("buffer", ["marker", "sidecar"])
 @pytest.mark.parametrize("most", [-1, outbox.MAX_BYTES], ids=["large", "small"])
 def test_readers_in_the_order_of_transactions_get_what_is_left(

@@ -303,7 +303,8 @@ class Topic(Closing):
 
         Readers below the first that stays get OffsetOutOfRangeError. Those behind the last one go
         on where they are: offsets that were cut off are never given again. What subscriptions had
-        not acknowledged is counted as lost, and warned of. Space comes back by whole segments.
+        not acknowledged is counted as lost, and warned of; what lies below is not delivered any
+        more, though it was read ahead. Space comes back by whole segments.
 
         Args:
             before: offsets of the first messages that stay, by partition; an offset, of a topic

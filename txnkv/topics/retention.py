@@ -59,6 +59,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import apsw
 import lmdb
 
 from txnkv.coordinator import Lease, aging_micros
@@ -331,7 +332,32 @@ def give_up(
     if not partition.environment.write(cut):
         return False
     tell_lost(topics, partition, lost, f"{by} took messages below offset {offset}")
+    if lost:
+        with topics.store.status.write(sync=False) as cur:  # the leader's sweep does it, too
+            raise_marks(cur, partition.id, offset)
     return True
+
+
+def raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> None:
+    """Delete in all subscriptions what a log has lost: what was read ahead of it is not given any
+    more, as each consumer sees with its next look.
+    """
+    behind: list[Any] = cur.execute(
+        "SELECT subscription_id FROM cursors WHERE partition_id = ? AND mark_delete < ?",
+        (partition_id, start),
+    ).fetchall()
+    for (id,) in behind:
+        ack_rows.delete(cur, id, partition_id, 0, start)
+        cur.execute(
+            "UPDATE cursors SET dispatched = max(dispatched, ?) WHERE subscription_id = ? "
+            "AND partition_id = ?",
+            (start, id, partition_id),
+        )
+        cur.execute(
+            "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message < ?",
+            (id, partition_id, start),
+        )
+        ack_rows.bump(cur, id)
 
 
 def enforce_all(

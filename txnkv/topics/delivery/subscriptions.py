@@ -387,36 +387,13 @@ class Subscriptions:
             if start > marks[partition.id]:
                 with self._store.status.write() as cur:
                     lease.confirm(cur)
-                    _raise_marks(cur, partition.id, start)
+                    retention.raise_marks(cur, partition.id, start)
 
         self._topics.each(marks, "cursors", follow)
         for (subscription_id,) in held:
             with self._store.status.write() as cur:
                 lease.confirm(cur)
                 ack_rows.free_dead(cur, self._store, subscription_id)
-
-
-def _raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> None:
-    """Delete in all subscriptions what a log has lost to retention."""
-    behind = [
-        subscription_id
-        for (subscription_id,) in cur.execute(
-            "SELECT subscription_id FROM cursors WHERE partition_id = ? AND mark_delete < ?",
-            (partition_id, start),
-        )
-    ]
-    for subscription_id in behind:
-        ack_rows.delete(cur, subscription_id, partition_id, 0, start)
-        cur.execute(
-            "UPDATE cursors SET dispatched = max(dispatched, ?) WHERE subscription_id = ? "
-            "AND partition_id = ?",
-            (start, subscription_id, partition_id),
-        )
-        cur.execute(
-            "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message < ?",
-            (subscription_id, partition_id, start),
-        )
-        ack_rows.bump(cur, subscription_id)
 
 
 class SubscriptionParticipants(Participants):
