@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +79,49 @@ def test_a_method_of_a_twin_takes_the_same(blocking: type, twin: type) -> None:
             found = given.get(parameter.name)
             assert found is not None, f"{twin.__name__}.{name} lacks {parameter.name}"
             assert found.default == parameter.default, f"{twin.__name__}.{name}"
+
+
+@pytest.mark.parametrize("of", ["table", "snapshot", "transaction"])
+def test_a_scan_may_be_awaited_and_need_not(
+    of: str, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = set()
+    for kind in (txnkv.Snapshot, txnkv.Transaction):
+
+        def scan(self: Any, *args: Any, made: Any = kind.scan) -> Any:
+            makers.add(threading.current_thread())
+            return made(self, *args)
+
+        monkeypatch.setattr(kind, "scan", scan)
+
+    async def work(client: aio.AsyncClient) -> None:
+        table = await client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, "id"))
+        for i in range(3):
+            await table.insert((i, None))
+        async with client.transaction() as txn, client.snapshot() as snapshot:
+
+            def scan(columns: Any = None) -> aio.AsyncScan:
+                if of == "table":
+                    return table.scan(columns)
+                return (snapshot if of == "snapshot" else txn).scan("t", columns)
+
+            assert (await scan().to_arrow()).num_rows == 3
+            assert (await (await scan()).to_arrow()).num_rows == 3
+            assert len([row async for row in scan()]) == len([row async for row in await scan()])
+            assert sum([batch.num_rows async for batch in scan().to_batches()]) == 3
+            again = scan()
+            assert repr(again).startswith("<AsyncScan")
+            assert await again.snapshot() == await again.snapshot()
+            assert (await again.to_arrow()) == (await again.to_arrow())
+            assert await (await again) is again
+            async with scan(["id"]) as entered:
+                assert entered.schema.names == ["id"]
+            with pytest.raises(txnkv.SchemaError, match="nothing"):
+                await scan(["nothing"])
+
+    async def main() -> None:
+        async with aio.connect(store_path) as client:
+            await work(client)
+
+    asyncio.run(main())
+    assert threading.main_thread() not in makers

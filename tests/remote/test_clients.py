@@ -345,8 +345,10 @@ def test_asyncio(store: txnkv.Client, remote: Remote) -> None:
             async def write(txn: Any) -> None:
                 await txn.insert(table, (1, "a"))
                 await txn.send("events", b"a")
+                assert (await txn.scan("t").to_arrow()).num_rows == 1
 
             await client.run(write)
+            assert [row["v"] async for row in (await client.snapshot()).scan("t")] == ["a"]
             return int(await table.count())
 
     assert asyncio.run(work()) == 1

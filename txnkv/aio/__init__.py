@@ -7,7 +7,8 @@
 
 What may wait is a coroutine, and does what its namesake of the blocking client does. No call
 blocks the event loop. A handle that a call makes is awaited, or entered at once, as
-`async with client.snapshot() as now:`.
+`async with client.snapshot() as now:`. A scan is given at once, and may be awaited as well: its
+methods are awaited, as in `await txn.scan(orders).to_arrow()`, and rows come by `async for`.
 
 **Cancelled**, a call that has begun goes on to its end on its thread, and the next call of the
 same transaction or session comes after it. So a commit that is cancelled is wholly done or not at

@@ -75,8 +75,9 @@ _UNTOLD: Final = 5.0
 
 
 class AsyncScan(ClosingWrapper[Scan]):
-    """See `txnkv.Scan`. Belongs to one task at a time."""
+    """See `txnkv.Scan`. Belongs to one task at a time; awaited, it is itself, and nothing read."""
 
+    __await__ = ClosingWrapper._itself
     schema: pa.Schema = same()
     to_arrow = twin(Scan.to_arrow)
     to_pandas = twin(Scan.to_pandas)
@@ -86,15 +87,16 @@ class AsyncScan(ClosingWrapper[Scan]):
 
     async def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
-        return await self._calls(lambda: self.blocking.snapshot)
+        blocking = (await self).blocking
+        return await self._calls(lambda: blocking.snapshot)
 
     async def to_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
-        async for batch in self._calls.each(await self._calls(self.blocking.to_batches)):
+        async for batch in self._calls.each(await self._calls((await self).blocking.to_batches)):
             yield batch
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        few = await self._calls(self.blocking._few)
+        few = await self._calls((await self).blocking._few)
         for row in few or ():
             yield row
         if few is None:
@@ -186,7 +188,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
     get = twin(Transaction.get)
     get_by = twin(Transaction.get_by)
     get_many = twin(Transaction.get_many)
-    scan = twin(Transaction.scan, AsyncScan)
+    scan = twin(Transaction.scan, AsyncScan, later=True)
 
     async def state(self) -> TxnState:
         """The state in the status table. It does not wait for a commit that is under way."""
@@ -260,7 +262,7 @@ class AsyncSnapshot(ClosingWrapper[Snapshot]):
     get = twin(Snapshot.get)
     get_by = twin(Snapshot.get_by)
     get_many = twin(Snapshot.get_many)
-    scan = twin(Snapshot.scan, AsyncScan)
+    scan = twin(Snapshot.scan, AsyncScan, later=True)
 
     def require_open(self) -> None:
         """Refuse a snapshot that keeps its history no more."""
@@ -447,18 +449,14 @@ class AsyncConsumer(_Held[Consumer]):
     async def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         """The next messages; none when the time is over."""
         poll = self.blocking.poll
-        return await self._waiting(
-            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
-        )
+        return await self._waiting(lambda s: poll(max_messages=max_messages, timeout=s), timeout)
 
     async def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
         """The next messages as `poll` gives them, in Arrow."""
         poll = self.blocking.poll_batch
-        return await self._waiting(
-            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
-        )
+        return await self._waiting(lambda s: poll(max_messages=max_messages, timeout=s), timeout)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -483,9 +481,7 @@ class AsyncGroupConsumer(_Held[GroupConsumer]):
     async def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         """The next messages of its partitions; none when the time is over."""
         poll = self.blocking.poll
-        return await self._waiting(
-            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
-        )
+        return await self._waiting(lambda s: poll(max_messages=max_messages, timeout=s), timeout)
 
     async def commit(self, txn: AsyncTransaction | None = None) -> None:
         """Commit the positions behind all that was given, with a transaction or at once."""

@@ -8,7 +8,8 @@ arguments, answer and docstring it has.
         get = twin(Table.get)               # what may wait: called on a thread, awaited
         scan = ...                          # written out where the two differ
 
-A twin that makes a handle gives it to `await`, and to `async with`, which closes it.
+A twin that makes a handle gives it to `await`, and to `async with`, which closes it. One that makes
+it `later` gives it at once, and the handle makes its blocking one at the first call, on a thread.
 
 Handles for asyncio have `info`, or `timestamp`, as the blocking ones do, so that each of them
 takes those of the other.
@@ -31,7 +32,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import wraps
+from functools import cached_property, partial, wraps
 from inspect import signature
 from operator import attrgetter
 from typing import (
@@ -39,6 +40,7 @@ from typing import (
     Concatenate,
     Final,
     Generic,
+    Literal,
     ParamSpec,
     Self,
     TypeAlias,
@@ -67,6 +69,34 @@ _LOOKS: Final = max(2, min(4, os.cpu_count() or 1))
 _END: Final = object()
 
 
+class _Later:
+    """In the place of a blocking handle that is not made yet. Whoever reads an attribute before
+    makes it, where that is.
+
+    Args:
+        by: calls `make`.
+        make: gives the blocking handle.
+    """
+
+    def __init__(self, by: Callable[..., Any], make: partial[Any]) -> None:
+        self._by, self._make = by, make
+
+    @cached_property
+    def here(self) -> Any:
+        """The blocking handle."""
+        return self._make()
+
+    async def made(self) -> Any:
+        """Make it on a thread."""
+        return await self._by(lambda: self.here)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.here, name)
+
+    def __repr__(self) -> str:
+        return f"<{self._make.func.__name__.title()}, not made yet>"
+
+
 class Wrapper(Handle, Generic[B]):
     """A handle for asyncio: it is called like the blocking one that it wraps."""
 
@@ -78,6 +108,16 @@ class Wrapper(Handle, Generic[B]):
     def __repr__(self) -> str:
         return f"<Async{repr(self.blocking)[1:]}"
 
+    async def _ready(self) -> Self:
+        """Have the blocking handle made."""
+        blocking: Any = self.blocking
+        if isinstance(blocking, _Later):
+            self.blocking = await blocking.made()
+        return self
+
+    def _itself(self) -> Generator[Any, Any, Self]:
+        return self._ready().__await__()
+
 
 class ClosingWrapper(Wrapper[B], ABC):
     """A handle with `close()`, usable in `async with`."""
@@ -87,7 +127,7 @@ class ClosingWrapper(Wrapper[B], ABC):
         """Give it up. Twice is fine."""
 
     async def __aenter__(self) -> Self:
-        return self
+        return await self._ready()
 
     async def __aexit__(self, *error: Any) -> None:
         await self.close()
@@ -155,26 +195,40 @@ def twin(
 ) -> Callable[Concatenate[Any, P], Opening[H]]: ...
 
 
-def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
+@overload
+def twin(
+    of: Method[P, T], made: Callable[[T, Calls], H], *, by: str = ..., later: Literal[True]
+) -> Callable[Concatenate[Any, P], H]: ...
+
+
+def twin(of: Any, made: Any = None, *, by: str = "_call", later: bool = False) -> Any:
     """The method that does what `of` does, awaited.
 
     Args:
         of: a method of the blocking handle.
         made: makes a handle for asyncio of a blocking one that `of` gives.
         by: the attribute of the handle that calls.
+        later: what `made` makes is given at once, and not awaited.
     """
     call_by, name = attrgetter(by), of.__name__
 
     @wraps(of, assigned=("__name__", "__doc__"))
     async def call(self: Wrapper[Any], *args: Any, **kwargs: Any) -> Any:
+        if self.blocking.__class__ is _Later:
+            await self._ready()
         found = await call_by(self)(getattr(self.blocking, name), *args, **kwargs)
         return found if made is None else made(found, self._calls)
 
+    @wraps(of, assigned=("__name__", "__doc__"))
+    def plan(self: Wrapper[Any], *args: Any, **kwargs: Any) -> Any:
+        make = partial(getattr(self.blocking, name), *args, **kwargs)
+        return made(_Later(call_by(self), make), self._calls)
+
     if made is None:
         return call
-    answered = signature(of).replace(return_annotation=made)
-    call.__signature__ = answered  # type: ignore[attr-defined]
-    return opening(call)
+    given: Any = plan if later else call
+    given.__signature__ = signature(of).replace(return_annotation=made)
+    return plan if later else opening(call)
 
 
 class _Threads(ThreadPoolExecutor):
