@@ -16,6 +16,7 @@ import txnkv
 from tests import internals
 from tests.tables.people import SCHEMA, batch, ids
 from txnkv.client import indexes
+from txnkv.tables.read import lookup
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.write import index_changes
 
@@ -101,6 +102,38 @@ def test_rows_of_one_look_that_have_one_value(client: txnkv.Client) -> None:
     with pytest.raises(txnkv.RowErrors, match="several rows have it"):
         client.create_index(table, "mail", unique=True)
     assert table.indexes == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "type", "goes"),
+    [
+        (["due"], "float64?", True),
+        (["due", "kind"], "float64", True),
+        (["due", "kind"], "float64?", False),  # it lacks rows that another condition has to refuse
+        (["kind", "due"], "float64", False),
+    ],
+)
+def test_a_range_of_its_first_column_goes_by_an_index(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, columns: Any, type: str, goes: bool
+) -> None:
+    schema = txnkv.Schema({"id": "int64", "due": type, "kind": "string"}, ["id"])
+    table = client.create_table("t", schema)
+    client.create_index(table, columns)
+    with client.transaction() as txn:
+        due = [float(i * 7 % 2000) for i in range(2000)]
+        txn.write(table, pa.table({"id": range(2000), "due": due, "kind": ["k"] * 2000}))
+    used = []
+
+    def few_by_index(*args: Any, by: Any = lookup._few_by_index) -> Any:
+        found = by(*args)
+        used.append(len(found))
+        return found
+
+    monkeypatch.setattr(lookup, "_few_by_index", few_by_index)
+    few, some = [("due", "<=", 4.0)], [("due", ">", 99.0), ("due", "<", 105.0)]
+    for where, wanted in ((few, range(5)), (some, range(100, 105))):
+        assert sorted(row["due"] for row in table.scan(where=where)) == list(wanted)
+    assert used == [5, 5] * goes
 
 
 @pytest.mark.parametrize("unique", [False, True])
