@@ -154,7 +154,8 @@ def test_a_range_of_an_index_is_read_without_its_entries(
         found.append(by_entries(*args))
         return found[-1]
 
-    assert table.get_by("at", begin) and table.get(0)  # from here on both are at hand
+    assert table.get_by("at", begin)
+    assert table.get(0)  # from here on both are at hand
     monkeypatch.setattr(lookup.point, "by_entries", spy)
     assert {row["id"] for row in table.scan(where=where)} == wanted
     assert len(found) == 1

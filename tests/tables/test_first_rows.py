@@ -21,6 +21,7 @@ INDEXES: list[list[list[str]]] = [
     [["s", "id"]],
     [["s", "x"], ["t"]],
     [["x"], ["a", "s"]],
+    [["x", "s"]],
 ]
 PARTS = None, [txnkv.hash_partition("id", 3)]
 COMPARE = {

@@ -122,6 +122,9 @@ def _no_object(text: str, at: int, names: Sequence[str], row: int) -> JsonLineEr
     return JsonLineError(json_fault(text, at), row)
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def json_of(value: Any) -> Any:
     """The text of a Python value for a column of JSON; a text is one already.
 
@@ -130,7 +133,7 @@ def json_of(value: Any) -> Any:
     """
     if value is None or isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 # -- UUIDs -----------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class TableIndex:
         rest: those of the row's key that are not in it.
         beside: the indexed ones that are not of the row's key.
         checked: two rows may not have the same values, and may try to.
-        nullable: some rows have no entry.
+        nullable: those of the indexed ones without which a row has no entry.
         positions: of the indexed columns in the schema.
         tablet: that has the entries.
         width: bytes of the indexed columns in an entry; 0 where they differ.
@@ -115,7 +115,7 @@ class TableIndex:
         self.rest = tuple(name for name in schema.primary_key if name not in self.key)
         self.beside = tuple(name for name in self.columns if name not in schema.primary_key)
         self.checked = bool(self.rest)
-        self.nullable = any(schema.columns[name].nullable for name in self.columns)
+        self.nullable = [name for name in self.columns if schema.columns[name].nullable]
         self.positions = [schema.position(name) for name in self.columns]
         entry = [*self.key, *self.rest]
         self._row_key = tuple_getter([entry.index(name) for name in schema.primary_key])

@@ -297,7 +297,7 @@ class Filter:
             return None
         if index.nullable:
             refusing = {p.column for p in self.predicates if p.op != "is null"}
-            if not refusing.issuperset(index.columns):
+            if not refusing.issuperset(index.nullable):
                 return None
         codec = index.tablet.codec
         return narrow, [_key_range(one, index.key, codec) for one in choices]
