@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import partial
 from itertools import product
@@ -209,8 +210,10 @@ def test_a_value_beside_the_index_is_not_decoded(client: txnkv.Client) -> None:
 SHAPES = {
     "one key": ({"id": "int64"}, None),
     "two keys, in parts": ({"t": "string", "id": "int16"}, txnkv.hash_partition("id", 3)),
+    "times": ({"at": "timestamp[us, tz=UTC]", "id": "int64"}, txnkv.hash_partition("at", 2)),
 }
 INDEXES = {"s": True, ("g", "b"): False, ("f", "s"): True, ("x",): False}
+OF_TIMES = {"z": True, ("m", "d"): True, ("d", "z"): False, ("m",): False, ("at", "b"): False}
 
 
 def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
@@ -218,6 +221,11 @@ def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
     chance, said = random.Random(seed), list[str]()
     key, partitioning = SHAPES[shape]
     others = {"s": "string?", "g": "int32?", "b": "bool", "f": "float64?", "x": "binary?"}
+    chosen: dict[Any, bool] = INDEXES
+    if shape == "times":
+        others = {"z": "timestamp[us, tz=Europe/Berlin]?", "d": "date32?", "b": "bool"}
+        others |= {"m": "decimal128(6,2)?", "t": "time64[us]?"}
+        chosen = OF_TIMES
     values: dict[str, list[Any]] = {
         "t": ["", "a\0", "a"],
         "id": list(range(12)),
@@ -226,11 +234,17 @@ def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
         "b": [True, False],
         "f": [None, 0.0, -0.0, 1.5, float("nan")],
         "x": [None, b"", b"x"],
+        "at": [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, 6)],
+        "z": [None, *(datetime(1969, 12, 31, hour, tzinfo=UTC) for hour in range(9))],
+        "d": [None, date(1, 1, 1), date(2026, 1, 1)],
+        "m": [None, Decimal("1.5"), Decimal("1.50"), Decimal("-0"), Decimal("2"), 2],
     }
+    if shape == "times":
+        values["t"] = [None, time(1), time(2)]
     schema = txnkv.Schema({**key, **others}, primary_key=[*key])
     with txnkv.connect(path) as client:
         table = client.create_table("t", schema, partition_by=partitioning)
-        for columns, unique in INDEXES.items():
+        for columns, unique in chosen.items():
             client.create_index(table, columns, unique=unique)
 
         def call(to: Any) -> None:
@@ -250,7 +264,7 @@ def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
                 for _ in range(chance.choice([1, 2, 5, 40])):
                     call(to)
                     if chance.random() < 0.3:
-                        said.append(str(txn.get(table, (0,) if len(key) == 1 else ("a", 3))))
+                        said.append(str(txn.get(table, tuple(values[name][0] for name in key))))
                 if chance.random() < 0.5:
                     said.append(str(txn.flush() if to is txn else to.flush()))
                 if chance.random() < 0.2:
@@ -267,7 +281,7 @@ def program(path: Path, shape: str, seed: int, isolation: Any) -> list[str]:
                 internals.flush(client)
         assert client.check().ok
         said += map(str, table.scan(ordered=True))
-        for columns in INDEXES:
+        for columns in chosen:
             names = (columns,) if isinstance(columns, str) else columns
             for wanted in product(*(values[name] for name in names)):
                 said += map(str, table.get_by(names, wanted))
@@ -285,5 +299,6 @@ def test_rows_are_written_with_their_entries_as_by_python(
         with monkeypatch.context() as patch:
             patch.setattr(RowWriter, "native_entries", property(lambda _: False, lambda *_: None))
             patch.setattr(RowWriter, "is_plain", False)
+            patch.setattr(RowWriter, "is_flat", False)
             slow = program(tmp_path / f"{seed} slow", shape, seed, isolation)
         assert native == slow

@@ -160,9 +160,22 @@ class RowWriter:
     @CachedProperty
     def is_plain(self) -> bool:
         """Return True where C makes bytes of all values by itself."""
-        of, kinds = pa.types, [column.type for column in self.schema.columns.values()]
-        plain = of.is_integer, of.is_floating, of.is_boolean, of.is_string, of.is_binary
-        return all(any(is_one(kind) for is_one in plain) for kind in kinds)
+        of = pa.types
+        return self._has_only(
+            of.is_integer, of.is_floating, of.is_boolean, of.is_string, of.is_binary
+        )
+
+    @CachedProperty
+    def is_flat(self) -> bool:
+        """Return True where it makes them of all, though it asks Python about some."""
+        of = pa.types
+        return self.is_plain or self._has_only(
+            of.is_primitive, of.is_string, of.is_binary, of.is_decimal
+        )
+
+    def _has_only(self, *kinds: Callable[[pa.DataType], bool]) -> bool:
+        types = [column.type for column in self.schema.columns.values()]
+        return all(any(is_one(type_) for is_one in kinds) for type_ in types)
 
     @CachedProperty
     def indexes(self) -> Sequence[TableIndex]:
@@ -174,7 +187,7 @@ class RowWriter:
         found, place, known = self._ask_indexes(), self.schema.position, []
         for each in found:
             of = self._writer_of(each.tablet.table)
-            if each.ready and of.is_plain:
+            if each.ready and of.is_flat:
                 columns = tuple(map(place, (*each.key, *each.rest)))
                 known.append((of.reader, columns, tuple(map(place, each.beside)), each.checked))
         if len(known) == len(found):
