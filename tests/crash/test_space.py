@@ -65,7 +65,8 @@ def test_status_database_does_not_grow_with_rollbacks(store: Path) -> None:
                 txn.rollback()
             assert maintenance.round(resume_all=True)
             counts.append(status_rows(client))
-        assert counts[1:] == counts[:1] * 3
+        for later in counts[1:]:  # the commit log may have been trimmed meanwhile
+            assert not {name for name, n in later.items() if n > counts[0][name]}
 
 
 def status_rows(client: txnkv.Client) -> dict[str, int]:
