@@ -160,6 +160,9 @@ LEFT = [
     (pa.decimal128(4, 2), Decimal("1.001")),
     (pa.decimal128(4, 2), Decimal("100")),
     (pa.decimal128(4, 2), Decimal("NaN")),
+    (pa.decimal128(4, 2), Decimal("1E-999999999")),
+    (pa.decimal128(4, 2), Decimal("0E-999999999")),
+    (pa.decimal128(4, 2), Decimal("1." + 100 * "0" + "1")),
     (pa.decimal128(4, 2), 1),
 ]
 

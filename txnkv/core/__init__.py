@@ -51,6 +51,7 @@ from txnkv.core.column_texts import (
     json_of,
     json_rows,
     json_texts,
+    no_decimal,
     require_json,
     uuid_of,
     uuid_texts,

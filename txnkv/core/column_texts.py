@@ -23,6 +23,7 @@ import pyarrow as pa
 from txnkv.core import compute as pc
 from txnkv.core.native import allocate, check, ffi, lib, pointer
 from txnkv.core.row_layout import fill_column
+from txnkv.core.value_codecs import DIGITS, has_few_digits
 from txnkv.errors import SchemaError
 
 UUID: Final = pa.uuid()
@@ -181,6 +182,9 @@ def uuid_of(value: Any) -> Any:
     raise TypeError(f"{value!r} is a {type(value).__name__}: give a uuid.UUID, its text or bytes")
 
 
+_MANY_DIGITS: Final = r"[eE][+-]?[0-9]{2}|\.[0-9]{38}"
+
+
 def decimal_of(value: Any) -> Any:
     """A decimal that is given as its text; what else is given as it is.
 
@@ -188,9 +192,30 @@ def decimal_of(value: Any) -> Any:
         ValueError: a text is no number.
     """
     try:
-        return Decimal(value) if isinstance(value, str) else value
+        made = Decimal(value) if isinstance(value, str) else value
     except InvalidOperation:
         raise ValueError(f"{value!r} is no number") from None
+    if (wrong := no_decimal(made)) is not None:
+        raise ValueError(wrong)
+    return made
+
+
+def no_decimal(value: Any) -> str | None:
+    """Say what is wrong with a value for a column of decimals; None when nothing is known to be."""
+    if isinstance(value, float):
+        return (
+            f"{value!r} is a float, whose digits are not those that one sees: give a Decimal, or "
+            f"the text {str(value)!r}"
+        )
+    if isinstance(value, Decimal) and value.is_finite() and not has_few_digits(value):
+        return f"{value!r} has more than {DIGITS} digits, or zeros, on a side of its point"
+    return f"{value!r} is a bool" if isinstance(value, bool) else None
+
+
+def require_decimals(texts: pa.ChunkedArray) -> None:
+    """Refuse texts of decimals of which `no_decimal` says that Arrow cannot count the digits."""
+    for text in texts.filter(pc.match_substring_regex(texts, _MANY_DIGITS)).to_pylist():
+        decimal_of(text.strip())
 
 
 def uuid_texts(uuids: pa.Array) -> pa.StringArray:

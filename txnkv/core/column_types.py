@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.core import compute as pc
-from txnkv.core.column_texts import JSON, UUID, require_json, uuids_of
+from txnkv.core.column_texts import JSON, UUID, require_decimals, require_json, uuids_of
 from txnkv.core.value_codecs import zone
 from txnkv.errors import SchemaError
 
@@ -351,12 +351,14 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
         if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
             # Arrow asks for digits enough for every int of the type; the values may have fewer.
             column = pc.cast(column, pa.decimal256(76, target.scale))
+        if pa.types.is_decimal(target) and _family(column.type) == "string":
+            require_decimals(column)
         if target == UUID and _family(column.type) == "string":
             return uuids_of(column, name)
         if target == UUID and _family(column.type) == "binary":
             column = pc.cast(pc.cast(column, pa.binary()), pa.binary(16))
         return _sound(pc.cast(column, target, safe=True), name)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise SchemaError(
             f"column {name!r} is {type_name(target)}, and a value of the data "
             f"({type_name(column.type)}) does not fit without loss: {error}"

@@ -10,9 +10,9 @@ import re
 import struct
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Context, Decimal
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation, Rounded
 from operator import index
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -27,7 +27,7 @@ _UNIX_DAY = _UNIX.date().toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = 86_400_000_000
 _TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_WIDE = Context(prec=80)
+_WIDE = Context(prec=80, traps=[Inexact, InvalidOperation, Rounded])
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):([0-5]\d)")
 
 
@@ -204,6 +204,18 @@ class DurationCodec(IntegerCodec):
         return timedelta(0, 0, number)
 
 
+DIGITS: Final = 38
+"""The most of a decimal."""
+
+
+def has_few_digits(value: Decimal) -> bool:
+    """Return True for a finite number whose digits Arrow can count: of others it makes zeros, or
+    reads what is not its own.
+    """
+    exponent = value.as_tuple().exponent
+    return isinstance(exponent, int) and -DIGITS <= exponent <= DIGITS
+
+
 @dataclass(frozen=True)
 class DecimalCodec(IntegerCodec):
     precision: int
@@ -212,7 +224,10 @@ class DecimalCodec(IntegerCodec):
     def number(self, value: Any) -> int:
         if not isinstance(value, Decimal):
             value = Decimal(index(value))
-        scaled = value.scaleb(self.scale, _WIDE) if value.is_finite() else None
+        try:
+            scaled = value.scaleb(self.scale, _WIDE) if has_few_digits(value) else None
+        except DecimalException:
+            scaled = None
         if scaled is None or scaled != scaled.to_integral_value(context=_WIDE):
             raise ValueError(f"{value!r} does not fit {self.name} without loss")
         if scaled.copy_abs() >= 10**self.precision:

@@ -20,6 +20,7 @@ from txnkv.core import (
     inexact,
     json_of,
     may_be_key,
+    no_decimal,
     numpy_kind,
     other_unit,
     parse_type,
@@ -470,7 +471,7 @@ def _complaint(kind: pa.DataType) -> _Complaint | None:
     if is_a.is_duration(kind):
         return inexact
     if is_a.is_decimal(kind):
-        return _no_decimal
+        return no_decimal
     if is_a.is_map(kind):
         return _in_map(_complaint(kind.key_type), _complaint(kind.item_type))
     if is_a.is_struct(kind):
@@ -503,15 +504,6 @@ def _no_time(tick: int) -> _Complaint:
         return None
 
     return look
-
-
-def _no_decimal(value: Any) -> str | None:
-    if isinstance(value, float):
-        return (
-            f"{value!r} is a float, whose digits are not those that one sees: give a Decimal, or "
-            f"the text {str(value)!r}"
-        )
-    return f"{value!r} is a bool" if isinstance(value, bool) else None
 
 
 def _no_date(value: Any) -> str | None:
