@@ -118,6 +118,14 @@ def test_a_scan_may_be_awaited_and_need_not(
                 assert entered.schema.names == ["id"]
             with pytest.raises(txnkv.SchemaError, match="nothing"):
                 await scan(["nothing"])
+            names = ["id"]
+            asked, names[0] = scan(names), "v"
+            assert (await asked.to_arrow()).column_names == ["id"]
+            if of != "table":  # whose columns are looked at by the call
+                await scan(["nothing"]).close()
+            untyped: Any = snapshot if of == "snapshot" else txn
+            with pytest.raises(TypeError, match="colums"):
+                untyped.scan("t", colums=["id"])
 
     async def main() -> None:
         async with aio.connect(store_path) as client:

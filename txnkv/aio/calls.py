@@ -86,11 +86,18 @@ class _Later:
         """The blocking handle."""
         return self._make()
 
+    @property
+    def is_made(self) -> bool:
+        """It is there."""
+        return "here" in vars(self)
+
     async def made(self) -> Any:
         """Make it on a thread."""
         return await self._by(lambda: self.here)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(self.here, name)
 
     def __repr__(self) -> str:
@@ -215,20 +222,31 @@ def twin(of: Any, made: Any = None, *, by: str = "_call", later: bool = False) -
     @wraps(of, assigned=("__name__", "__doc__"))
     async def call(self: Wrapper[Any], *args: Any, **kwargs: Any) -> Any:
         if self.blocking.__class__ is _Later:
+            if name == "close" and not self.blocking.is_made:
+                return None  # there is nothing to give up
             await self._ready()
         found = await call_by(self)(getattr(self.blocking, name), *args, **kwargs)
         return found if made is None else made(found, self._calls)
 
     @wraps(of, assigned=("__name__", "__doc__"))
     def plan(self: Wrapper[Any], *args: Any, **kwargs: Any) -> Any:
-        make = partial(getattr(self.blocking, name), *args, **kwargs)
+        asked.bind(self, *args, **kwargs)
+        kept = {option: _copied(value) for option, value in kwargs.items()}
+        make = partial(getattr(self.blocking, name), *map(_copied, args), **kept)
         return made(_Later(call_by(self), make), self._calls)
 
     if made is None:
         return call
     given: Any = plan if later else call
-    given.__signature__ = signature(of).replace(return_annotation=made)
+    given.__signature__ = asked = signature(of).replace(return_annotation=made)
     return plan if later else opening(call)
+
+
+def _copied(value: Any) -> Any:
+    """An argument as it is now, whatever becomes of the lists in it."""
+    if value.__class__ in (list, tuple, set):
+        return value.__class__(map(_copied, value))
+    return value
 
 
 class _Threads(ThreadPoolExecutor):
