@@ -21,6 +21,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.tables.read.predicate import Filter
 from txnkv.tables.read.sources import ShortPart
 from txnkv.transaction.table_scan import Scan
 
@@ -577,3 +578,23 @@ def test_no_row_is_missing_in_arrow_where_they_are_more_than_few(
             found = table.scan(where=[("a", "=", 1)], ordered=order, limit=limit).to_arrow()
             wanted = list(range(rows)) if order is True else list(range(rows))[::-1]
             assert found["id"].to_pylist() == wanted[:limit]
+
+
+def test_long_lists_of_keys_and_wide_rows_want_a_plan_at_once(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were looked for as few rows first: for 100,000 keys that took longer than the scan."""
+    types = {"id": "int64", **{f"at{i}": "timestamp[us, tz=Europe/Berlin]?" for i in range(9)}}
+    wide = client.create_table("wide", txnkv.Schema(types, ["id"]))
+    wide.upsert({"id": 1})
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+    table.insert((7,))
+    looked: list[Any] = []
+    ranges = Filter.key_ranges
+    monkeypatch.setattr(Filter, "key_ranges", lambda *a: (looked.append(a), ranges(*a))[1])
+    some = table.scan(where=[("id", "in", range(100_000))])
+    assert some.to_arrow()["id"].to_pylist() == [7]
+    assert list(table.scan(where=[("id", "in", range(100_000))])) == [{"id": 7}]
+    monkeypatch.setattr(Scan, "_find_few", lambda *a: looked.append(a))
+    assert wide.scan(where=[("id", "=", 1)]).to_arrow().num_rows == 1
+    assert not looked

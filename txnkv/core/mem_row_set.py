@@ -175,6 +175,11 @@ class Entries:
         return self._keys
 
     @property
+    def width(self) -> float:
+        """Bytes of an entry of their set, on average."""
+        return self._set.nbytes / max(self._set.n, 1)
+
+    @property
     def stamps(self) -> pa.UInt64Array:
         """The stamp of each, 0 where there is no entry."""
         out = allocate(8 * self.n)

@@ -38,7 +38,9 @@ _THREADS: Final = 2
 _SHOWN: Final = 10
 """Rows that a notebook shows."""
 _FEW: Final = 50
-"""Rows that are made an Arrow table out of dicts, which takes longer where there are many."""
+_FEW_VALUES: Final = 150
+"""Rows, and their values, that are made an Arrow table out of dicts; that takes longer for more."""
+_FEWEST: Final = 4
 _DICTS: Final = 512
 """Rows that are made dicts together: who wants the first row waits for so many."""
 
@@ -165,8 +167,9 @@ class Scan(Closing):
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
         asked, schema = self._asked, self.schema
-        may_be_few = schema and (asked.limit or 0) <= _FEW
-        rows = self._few(_FEW) if may_be_few and point.is_exact(schema) else None
+        most = min(_FEW, _FEW_VALUES / point.weight(schema)) if schema else 0
+        few = most >= _FEWEST and (asked.limit or 0) <= most
+        rows = self._few(int(most)) if few else None
         if rows is None or self._asked.table is not asked.table:
             return self._all_in_arrow()
         return point.in_arrow(rows, schema)

@@ -182,7 +182,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     """
     filter, limit = asked.filter, asked.limit
     is_range = filter.shape.is_key_range
-    if not (is_range or filter.shape.is_of_values):
+    if not (is_range or filter.shape.is_of_values) or (filter.shape.several and filter.is_long):
         return None
     most = core.FEW
     if limit is not None and (is_range or limit + _AHEAD <= _MOST_AHEAD):
@@ -375,10 +375,9 @@ def _rows_of(
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
-    columns, writer, rows = table.schema.columns, tables.row_writer(table), None
+    writer, rows = tables.row_writer(table), None
     limit, result = _FEW_VALUES * min(len(writer.tablets), _SEVERAL), point.nullable(table.schema)
-    few = isinstance(keys, list) and 0 < len(keys) * len(columns) <= limit
-    if few and point.is_exact(result):
+    if isinstance(keys, list) and 0 < len(keys) * point.weight(result) <= limit:
         with suppress(CorruptionError, SchemaError, TypeError, OverflowError):  # said below
             rows = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
     if rows is not None:

@@ -302,6 +302,11 @@ class Filter:
         codec = index.tablet.codec
         return narrow, [_key_range(one, index.key, codec) for one in choices]
 
+    @property
+    def is_long(self) -> bool:
+        """It lists more values than a few rows have."""
+        return any(len(p.given) > core.FEW for p in self.predicates if p.op == "in")
+
     def _choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
         return _spread(self.predicates, key) if self.shape.several else [self.predicates]
 

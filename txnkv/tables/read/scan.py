@@ -194,8 +194,8 @@ class Plan:
 
     def _descending(self) -> Batches:
         for cluster in reversed(clusters(self.parts)):
-            widths = [part.size / part.info.rows for part in cluster if isinstance(part, Part)]
-            rows_each = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max([1.0, *widths]))))
+            widest = max(part.width for part in cluster)
+            rows_each = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(widest, 1.0))))
             for key_range, _ in reversed(list(cuts(cluster, rows_each))):
                 some = [part.narrowed(key_range) for part in cluster]
                 batches = list(self._ordered(1, [part for part in some if part is not None]))

@@ -148,6 +148,11 @@ class Part:
         return self.info.size
 
     @property
+    def width(self) -> float:
+        """Bytes of a row, about."""
+        return self.size / self.info.rows
+
+    @property
     def plain(self) -> bool:
         """All rows without a delete stamp are seen, and no others.
 
@@ -324,6 +329,11 @@ class MemoryPart:
     blocks: int = 1
 
     @property
+    def width(self) -> float:
+        """Bytes of a row, about."""
+        return self.entries.width
+
+    @property
     def keys(self) -> core.Keys:
         """The keys of the entries."""
         return self.entries.keys
@@ -436,6 +446,7 @@ class ShortPart:
     on_disk: bool = False
     size: int = 0
     blocks: int = 1
+    width: float = 1.0
 
     @property
     def low(self) -> bytes:
