@@ -25,6 +25,12 @@ ID = txnkv.Schema({"id": "int64"}, primary_key=["id"])
 # -- paths -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["http://store-host:8815", "s3://shop"])
+def test_an_address_of_no_server_names_those_there_are(address: str) -> None:
+    with pytest.raises(txnkv.NotSupportedError, match=r"grpc://HOST:PORT or grpc\+tls://"):
+        txnkv.connect(address)
+
+
 @pytest.mark.parametrize("path", [":memory:", ""])
 def test_a_store_is_a_directory(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -110,6 +110,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("list<decimal128(9, 2)>", [Decimal("1E-999999999")], "more than 38 digits"),
     ("date32", np.timedelta64(5, "ns"), "is a timedelta64"),
     ("timestamp[us]", 1.9, "1.9 is a float"),
+    ("timestamp[us]", date(2026, 1, 1), "is a date: give a datetime"),
+    ("timestamp[us, tz=UTC]", "2026-01-01", "is a str: give a datetime"),
     ("timestamp[us]", np.datetime64("NaT", "us"), "is a datetime64"),
     ("timestamp[us, tz=UTC]", 5.0, "5.0 is a float"),
     ("timestamp[us]", pd.Timestamp("2026-01-01 00:00:00.000000001"), "has more digits"),

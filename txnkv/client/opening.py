@@ -8,7 +8,7 @@ from typing import Final
 
 from txnkv.client.client import Client
 from txnkv.coordinator import KEEPALIVE_TIME, MIN_KEEPALIVE
-from txnkv.errors import require_number
+from txnkv.errors import NotSupportedError, require_number
 from txnkv.storage import shielded
 from txnkv.transaction import expiring
 from txnkv.transaction import instance as instances
@@ -64,6 +64,11 @@ def connect(
         )
     if isinstance(path, str) and "\0" in path:
         raise ValueError(f"a path has no NUL, as {path!r}")
+    if isinstance(path, str) and "://" in path:
+        raise NotSupportedError(
+            f"{path!r} is no folder of this machine; a server's address is grpc://HOST:PORT or "
+            "grpc+tls://HOST:PORT"
+        )
     make = create and not read_only
     instance = instances.acquire(path, make, read_only, history, cache_bytes)
     client = Client(expiring(instance), min(keepalive_time, _LONGEST))

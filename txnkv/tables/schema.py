@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, time
+from datetime import date, datetime, time
 from decimal import InvalidOperation
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -521,7 +521,7 @@ def _without_zone(value: Any) -> str | None:
             f"{value!r} has no time zone and so names no instant. Say whose time it is, as "
             "value.replace(tzinfo=timezone.utc); a column of timestamp[us] takes it as it is"
         )
-    return inexact(value)
+    return _no_instant(value)
 
 
 def _with_zone(value: Any) -> str | None:
@@ -531,6 +531,12 @@ def _with_zone(value: Any) -> str | None:
             "value.astimezone(timezone.utc).replace(tzinfo=None); a column of "
             "timestamp[us, tz=UTC] takes it as it is"
         )
+    return _no_instant(value)
+
+
+def _no_instant(value: Any) -> str | None:
+    if isinstance(value, str) or (isinstance(value, date) and not isinstance(value, datetime)):
+        return f"{value!r} is a {type(value).__name__}: give a datetime"
     return inexact(value)
 
 
