@@ -316,6 +316,33 @@ def test_killed_and_done_again(
     assert texts(to) == ["0", "1", "2", "after"]
 
 
+@pytest.mark.parametrize("point", ["status.before_commit", "status.after_commit"])
+def test_killed_while_subscriptions_are_told(
+    point: str, to: Writer, process: Callable[..., Any], by_hand: Callable[..., Any]
+) -> None:
+    """The log begins at the cut already; the leader's next round tells them."""
+    for i in range(6):
+        to.small(f"{i}")
+    with to.client.topic(TOPIC).subscribe("s") as subscription:
+        subscription.ack(subscription.receive(timeout=5.0))
+        process(
+            """
+            from txnkv.storage.faults import arm
+
+            topic = client.topic("events")
+            arm(point, "kill")
+            topic.truncate(4)
+            """,
+            point=point,
+        ).finish(-signal.SIGKILL)
+        assert state(to)[0] == 4
+        by_hand(to.client)
+        given = list(iter(lambda: subscription.receive(timeout=0), None))
+        assert [message.offset for message in given] == [4, 5]
+        assert subscription.lost() == {0: 3}
+    assert to.client.check().ok
+
+
 # -- as users see it ---------------------------------------------------------------------
 
 

@@ -358,7 +358,7 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
         if target == UUID and _family(column.type) == "binary":
             column = pc.cast(pc.cast(column, pa.binary()), pa.binary(16))
         return _sound(pc.cast(column, target, safe=True), name)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+    except (ValueError, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
             f"column {name!r} is {type_name(target)}, and a value of the data "
             f"({type_name(column.type)}) does not fit without loss: {error}"

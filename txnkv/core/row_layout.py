@@ -308,7 +308,7 @@ def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, 
     code, (_, width) = key_type(type_), row_shape(type_)
     exact: type | None = None
     zone = None
-    if kind.is_string(type_) or column.zero == "":
+    if kind.is_string(type_) or isinstance(type_, pa.JsonType):
         text = _TEXT if kind.is_string(type_) else _JSON
         return name, text, 0, nullable, str, False, None, None, None
     if kind.is_binary(type_):
