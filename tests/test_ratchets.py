@@ -89,8 +89,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "remote": 2_822, "server": 1_594,
-    "topics": 13_096, "tables": 10_990, "storage": 5_389, "cli": 5_635, "coordinator": 3_486,
-    "transaction": 4_152, "core": 3_649, "spark": 2_576, "client": 4_658, "aio": 921,
+    "topics": 13_096, "tables": 11_228, "storage": 5_389, "cli": 5_637, "coordinator": 3_486,
+    "transaction": 4_152, "core": 3_649, "spark": 2_576, "client": 4_659, "aio": 921,
 }  # fmt: skip
 """Lines with code of each room, at most. A commit that raises one says why in its message."""
 
@@ -236,7 +236,7 @@ def test_few_modules() -> None:
     # keys and their orders, values and rows as text, what a log gives up, messages and their
     # batches, row sets, both ways to commit, SQLite and its WAL, calls and their bytes, Spark's
     # reading and writing, messages in and out, and the like.
-    told("modules", list(modules()), 263)
+    told("modules", list(modules()), 265)
     top = [name for name in modules() if name.count(".") == 1]
     told("names at the top of txnkv", top, 19)  # with remote, server, kafka, testing, otel
 

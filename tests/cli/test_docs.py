@@ -141,6 +141,7 @@ def test_the_programs_and_the_commands_in_the_howto(tmp_path):
         "494",
         "2",
         "[499, 498, 497]",
+        "[{'id': 1, 'region': 'us'}, {'id': 0, 'region': 'eu'}]",
         "3",
         "1",
         "delete 21 True",

@@ -121,6 +121,15 @@ def test_columns_limit_order(orders, run, misuse):
     assert run("scan", orders, "orders", "--limit", 0, "--json").out == ""
     assert "there is no column 'nope'" in misuse("scan", orders, "orders", "-c", "nope")
     assert "single commas" in misuse("scan", orders, "orders", "-c", "id,,total")
+    for by, wanted in (
+        ("-total", [1, 4, 3, 2]),
+        ("region,-id", [4, 3, 1, 2]),
+        ("-id", [4, 3, 2, 1]),
+    ):
+        assert [
+            row["id"] for row in run("scan", orders, "orders", "--by", by, "--json").lines
+        ] == wanted
+    assert "no column 'nope' to order by" in misuse("scan", orders, "orders", "--by", "nope")
 
 
 def test_snapshots(orders, file, run, misuse):

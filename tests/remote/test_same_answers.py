@@ -449,7 +449,7 @@ with_data(c, pa.table({"id": [8], "v": union}))
 with_data(c, large(pa.table({"id": [8], "v": union})))
 with_data(c, pa.table({"id": [8], "l": pa.ListArray.from_arrays([0, 1], union)}))
 with_data(c, pa.table({"id": [8], "v": pa.ExtensionArray.from_storage(Own(), pa.array(["a"]))}))
-t.scan(ordered="descending").to_arrow()
+[t.scan(ordered=of).to_arrow() for of in ("descending", "v", ["-v", "id"])]
 
 c.create_topic(Place.US)
 c.topics()

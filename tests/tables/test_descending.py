@@ -176,10 +176,3 @@ def test_few_blocks_are_read_for_the_first_batch(
     found = table.scan(["id"], [("v", "=", 1)], ordered="descending", limit=5_000).to_arrow()
     assert found["id"].to_pylist() == list(range(299_999, 294_999, -1))
     assert len(read) == 1
-
-
-def test_another_word_is_refused(client: txnkv.Client) -> None:
-    table = client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
-    order: Any = "desc"
-    with pytest.raises(ValueError, match="ordered is True, False or 'descending', not 'desc'"):
-        table.scan(ordered=order)

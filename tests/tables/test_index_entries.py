@@ -17,7 +17,7 @@ import txnkv
 from tests import internals
 from tests.tables.people import SCHEMA, batch, ids
 from txnkv.client import indexes
-from txnkv.tables.read import lookup
+from txnkv.tables.read import short_scan
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.write import index_changes
 
@@ -128,11 +128,11 @@ def test_a_range_of_its_first_column_goes_by_an_index(
         txn.write(table, pa.table({"id": ids, "due": due, "kind": kinds, "note": kinds}))
     used = []
 
-    def enough(asked: Any, rows: Any, most: float, of: Any = lookup._enough) -> Any:
+    def enough(asked: Any, rows: Any, most: float, of: Any = short_scan._enough) -> Any:
         used.append(len(rows))
         return of(asked, rows, most)
 
-    monkeypatch.setattr(lookup, "_enough", enough)
+    monkeypatch.setattr(short_scan, "_enough", enough)
     few, some = [("due", "<=", 4.0)], [("due", ">", 99.0), ("due", "<", 105.0)]
     for where, wanted in ((few, range(5)), (some, range(100, 105))):
         assert sorted(row["due"] for row in table.scan(where=where)) == list(wanted)

@@ -17,7 +17,7 @@ import pytest
 import txnkv
 from tests import internals
 from tests.tables.test_key_types import VALUES
-from txnkv.tables.read import lookup, scan, sources
+from txnkv.tables.read import scan, short_scan, sources
 from txnkv.tables.read.predicate import parse
 
 HASH, RANGE = txnkv.hash_partition, txnkv.range_partition
@@ -54,7 +54,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(found))
         return found
 
-    for module in (scan, lookup):
+    for module in (scan, short_scan):
         monkeypatch.setattr(module, "tablets_for", noted)
     return counts
 
@@ -91,7 +91,7 @@ def test_values_of_every_type_are_found_where_they_are(
     asked = [partial(read, where) for where in wheres for read in reads]
     found = list(map(_outcome, asked))
     assert found[0] == [repr({"k": values[0], "n": 0})]
-    for module in (scan, lookup):
+    for module in (scan, short_scan):
         monkeypatch.setattr(module, "tablets_for", lambda table, filter, tablets, **_: tablets)
     assert found == list(map(_outcome, asked))
 

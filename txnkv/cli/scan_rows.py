@@ -54,6 +54,7 @@ Writer = Callable[[pa.Schema, Batches, IO[bytes]], int]
 @click.option("--limit", type=click.IntRange(min=0), help="At most so many rows.")
 @click.option("--ordered", is_flag=True, help="By primary key.")
 @click.option("--descending", is_flag=True, help="By primary key, the last rows first.")
+@click.option("--by", metavar="NAMES", help="In the order of columns, as total or region,-total.")
 @snapshot_option
 @click.option(
     "--format",
@@ -70,6 +71,7 @@ def scan(
     limit: int | None,
     ordered: bool,
     descending: bool,
+    by: str | None,
     at: str | None,
     format: str | None,
     as_json: bool,
@@ -91,7 +93,7 @@ def scan(
                 columns=None if columns is None else parsing.names(columns),
                 where=where(conditions, found.schema),
                 snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
-                ordered="descending" if descending else ordered,
+                ordered=parsing.names(by) if by else "descending" if descending else ordered,
                 limit=asked,
             )
         _write(kind, rows.schema, rows.to_batches(), output, limit)

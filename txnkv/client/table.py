@@ -37,6 +37,7 @@ from txnkv.tables import (
     lookup,
     scan,
     seconds_of,
+    short_scan,
     table_catalog,
 )
 from txnkv.transaction import (
@@ -55,9 +56,8 @@ from txnkv.transaction import (
 
 T = TypeVar("T")
 
-_few: Final = brief(lookup.few)
+_few: Final = brief(short_scan.few)
 _count: Final = shielded(scan.count)
-
 _ROW_IDS: Final = 1000
 
 
@@ -315,12 +315,12 @@ class Table(Closing):
 
         Args:
             columns: names; all by default.
-            where: a list of (column, op, value) joined by AND, with op one of = != < <= > >=
-                in, or (column, "is null"), (column, "is not null"); or a pyarrow.compute
-                expression, alone or in the list, which is tried on rows unless it is as plain.
-                As in Arrow, NaN is = to nothing, and found by in.
+            where: a list of (column, op, value) joined by AND, with op one of = != < <= > >= in,
+                or (column, "is null"), (column, "is not null"); or an expression of Arrow, alone
+                or in the list, tried on rows if not as plain. NaN is = to nothing, found by in.
             snapshot: where to read; by default the latest at the first read.
-            ordered: by primary key; "descending": the last rows come first.
+            ordered: by primary key, "descending" the last first; or by columns, as "due",
+                "-due", ["region", "-due"]. An index in that order finds the first ones.
             limit: at most so many rows.
 
         Raises:
@@ -330,8 +330,8 @@ class Table(Closing):
         connection.require_open()
         if snapshot is not None and isinstance(snapshot, Snapshot):
             snapshot.require_open()
-        view = partial(self._view, snapshot)
-        return Scan.over(connection, self._at(snapshot), view, columns, where, ordered, limit)
+        asked = partial(self._view, snapshot), columns, where, ordered, limit
+        return Scan.over(connection, self._at(snapshot), *asked)
 
     def dataset(self, snapshot: At = None) -> pa.dataset.Dataset:
         """The table as a dataset of Arrow, for DuckDB, polars and others.

@@ -50,6 +50,7 @@ from txnkv.tables.read import (
     DiffParts,
     DiffRequest,
     KeyRange,
+    Order,
     OwnThen,
     Piece,
     Plan,
@@ -63,6 +64,7 @@ from txnkv.tables.read import (
     point,
     scan,
     scan_tokens,
+    short_scan,
 )
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import (

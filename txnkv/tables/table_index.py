@@ -105,7 +105,8 @@ class TableIndex:
         nullable: those of the indexed ones without which a row has no entry.
         positions: of the indexed columns in the schema.
         tablet: that has the entries.
-        width: bytes of the indexed columns in an entry; 0 where they differ.
+        widths: bytes, in an entry, of the indexed columns without the first 0, 1, ...; None where
+            they differ.
     """
 
     def __init__(self, schema: Schema, info: IndexInfo, tablet: Tablet) -> None:
@@ -126,7 +127,11 @@ class TableIndex:
         stored = [*schema.primary_key, *schema.value_columns]
         of = [[stored.index(name) for name in names] for names in (self.columns, self.key)]
         self._indexed, self._key = map(tuple_getter, of)
-        self.width = core.key_codec(*(schema.columns[name].type for name in self.columns)).width
+        of_columns = [schema.columns[name].type for name in self.columns]
+        self.widths = [
+            core.key_codec(*of_columns[i:]).width or None for i in range(len(of_columns))
+        ]
+        self.widths.append(0)
         self._rest = tuple_getter([stored.index(name) for name in self.rest])
 
     def entry(self, row: Values) -> tuple[bytes, bytes] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -27,12 +27,11 @@ from txnkv.tables import (
     point,
     scan,
     scan_tokens,
+    short_scan,
 )
+from txnkv.tables import Order as Order
 from txnkv.transaction.begin import require_client
 from txnkv.transaction.connection import Closing, Connection, Grid
-
-Order: TypeAlias = bool | Literal["descending"]
-"""Any for False, ascending by primary key for True."""
 
 _THREADS: Final = 2
 _SHOWN: Final = 10
@@ -134,7 +133,7 @@ class Scan(Closing):
 
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
-            ValueError: it has no such order or limit.
+            ValueError: it has no such limit.
         """
         asked = scan.request(table, columns, where, ordered, limit)
         return cls(connection, asked, view, share)
@@ -276,7 +275,7 @@ class Scan(Closing):
             engine.log.latest()  # what was given up before the pin was there is known from here on
             asked = self._asked.of(engine.at(self._asked.table, view.snapshot))
             cut = most < FEW and asked.limit is None
-            rows = lookup.few(engine, asked._replace(limit=most + 1) if cut else asked, view)
+            rows = short_scan.few(engine, asked._replace(limit=most + 1) if cut else asked, view)
             if cut and rows is not None and len(rows) > most:
                 rows = None
         except HistoryExpiredError:

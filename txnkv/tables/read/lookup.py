@@ -1,4 +1,4 @@
-"""Reads by primary key: one row, many, or a few that lie together.
+"""Reads by primary key, or by the columns of an index: one row, or many.
 
 Single keys, and lists of them, are looked for in the published layers of a tablet (`point`). A
 search by a view that was taken before goes layer by layer, and takes in what is in flight.
@@ -21,8 +21,8 @@ from txnkv.storage import brief, lengthy
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row, find_some, rows_with, text_bytes
-from txnkv.tables.read.predicate import KeyRange, by_key
-from txnkv.tables.read.sources import memory_columns, tablets_for
+from txnkv.tables.read.predicate import KeyRange
+from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values, dicts
 from txnkv.tables.schema import normal
@@ -45,30 +45,17 @@ from txnkv.tables.tablets import (
 _SAMPLED: Final = 16
 """One of so many rows is looked at for its size."""
 
-_FEW_DEAR: Final = 256
-"""Entries of an index whose rows are looked up one by one, where that is dear or many may come."""
-
 _FEW_VALUES: Final = 256
 """So many values, in all columns of rows that are got together, are looked up row by row."""
 _SEVERAL: Final = 4
 """The most times as many, of a table of so many tablets: arrays cost more there."""
 
-_AHEAD: Final = 16
-"""So many rows more than are wanted are looked at, of those that a condition may leave out."""
-_MOST_AHEAD: Final = 64
-"""The most that are, of one tablet or index: where more are wanted, all have to be few."""
-_MOST_BESIDE: Final = 256
-"""The most of all tablets."""
-
-_MOST_MERGED: Final = 32 * core.FEW
-"""Rows of all tablets of which the first ones by key are taken one by one."""
-
 _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
-    "Found", "few", "find_row", "find_some", "get", "get_by", "get_many", "rows_with", "search",
-    "text_bytes",
+    "Found", "entries_in", "find_row", "find_some", "get", "get_by", "get_many", "is_ready_still",
+    "rows_of", "rows_with", "search", "text_bytes",
 ]  # fmt: skip
 
 
@@ -123,7 +110,7 @@ def get_by(
         given = tuple(map(normal, names, (types[name].type for name in names), given))
     if None in given:
         return []
-    if index is not None and index.ready and _is_ready_still(tables, table, index):
+    if index is not None and index.ready and is_ready_still(tables, table, index):
         with suppress(CorruptionError):  # of the index, maybe, which has nothing of its own
             found = _rows_by(tables, writer, view, index, given)
             if found is not None:
@@ -142,7 +129,7 @@ def _scanned(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[s
         made.pins.release()
 
 
-def _is_ready_still(tables: Tables, table: TableInfo, index: TableIndex) -> bool:
+def is_ready_still(tables: Tables, table: TableInfo, index: TableIndex) -> bool:
     now = tables.current(table)
     return now.since == table.since or index.info in now.schema.indexes
 
@@ -162,169 +149,14 @@ def _rows_by(
     key_range, skip = point.entries_with(index, values)
     rows = point.by_entries(writer, view, index, key_range, skip, core.FEW)
     if rows is None:
-        entries = _entries(tables, view, index, [key_range], core.FEW)
+        entries = entries_in(tables, view, index, [key_range], core.FEW)
         if entries is None:
             return None
-        rows = _rows_of(tables, writer, view, index.row_keys(entries))
+        rows = rows_of(tables, writer, view, index.row_keys(entries))
     return [row for row in rows or () if row is not None]
 
 
-def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
-    """The rows as dicts, where keys tell that they are few; None: they want a plan. Where there is
-    a limit, and more than keys to choose rows by, they are the first by key, or the last.
-
-    Args:
-        asked: of the table as it is at the snapshot.
-        view: pinned.
-
-    Raises:
-        HistoryExpiredError: the snapshot is older than the history.
-    """
-    filter, limit = asked.filter, asked.limit
-    is_range = filter.shape.is_key_range
-    if not (is_range or filter.shape.is_of_values) or (filter.shape.several and filter.is_long):
-        return None
-    most = core.FEW
-    if limit is not None and (is_range or limit + _AHEAD <= _MOST_AHEAD):
-        most = min(limit, most) if is_range else limit + _AHEAD
-    try:
-        indexed = not is_range and bool(asked.table.schema.indexes)
-        rows = _few_exact(tables, asked, view) if indexed and filter.shape.equal else None
-        chosen = () if not indexed or rows is not None else scan.chosen_indexes(tables, asked)
-        if chosen:
-            writer = tables.row_writer(asked.table)
-            first = *chosen[0], core.FEW if len(chosen) == 1 else _FEW_DEAR
-            found = point.in_range(writer, view, *first) if most == core.FEW else None
-            rows = None if found is None else _enough(asked, found, math.inf)
-            if rows is None:
-                rows = _few_by_index(tables, asked, view, chosen, most)
-        elif rows is None:
-            rows = _few_by_key(tables, asked, view, most)
-        if rows is not None and not is_range and (asked.ordered or limit is not None):
-            rows = by_key(asked.table.schema, rows, asked.ordered == scan.DESCENDING)
-    except (
-        CorruptionError, SchemaChangedError, core.CoreError, OverflowError, TypeError, ValueError,
-    ):  # fmt: skip
-        # What is damaged may be the index, which may be dropped, too, or a column that nobody asks
-        # for; and Python has no names for some instants, nor compares them.
-        return None
-    if not rows or tuple(rows[0]) == asked.columns:
-        return rows and rows[:limit]
-    return [{name: row[name] for name in asked.columns} for row in rows[:limit]]
-
-
-def _few_by_key(
-    tables: Tables, asked: scan.Request, view: ReadView, most: int
-) -> list[dict[str, Any]] | None:
-    """The first `most` rows in the ranges of a request's keys; None where they are many."""
-    writer, first, schema = tables.row_writer(asked.table), asked.filter.first, asked.table.schema
-    is_range, last = asked.filter.shape.is_key_range, asked.ordered == scan.DESCENDING
-    sorts = len(writer.tablets) > 1 and (asked.ordered or (most < core.FEW and not is_range))
-    tested = sorts or not is_range
-    beside = (*asked.filter.columns, *schema.primary_key) if tested else ()
-    codec = writer.rows
-    if len(asked.columns) < len(schema.columns):
-        codec = codec.only(asked.columns + beside)
-    if not first and (keys := point.keys_for(asked.table, asked.filter)):
-        each = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
-        return None if each is None else _enough(asked, list(filter(None, each)), math.inf)
-    tablets = tablets_for(asked.table, asked.filter, writer.tablets, short=True)
-    if not is_range and most * len(tablets) > _MOST_BESIDE:
-        most = core.FEW
-    several = sorts and len(tablets) > 1
-    ranges: Sequence[tuple[bytes | None, bytes | None]]
-    if first and (beginning := writer.rows.beginning(first)) is not None:
-        ranges, is_open = [beginning], beginning[1] is None
-    else:
-        of_keys = asked.filter.key_ranges(schema, tablets[0].codec)
-        ranges = [each for each in of_keys if not each.empty][:: -1 if last else 1]
-        is_open = any(None in each for each in ranges)
-    cut = several and most < core.FEW
-    if most == 0 or not ranges or (cut and most * len(tablets) > _MOST_MERGED):
-        return None  # a plan has nothing to read either, or gets there sooner
-    if is_open and most == core.FEW and not scan.are_slim(asked, tablets[0], view):
-        return None
-    rows: list[dict[str, Any]] = []
-    for tablet in tablets:
-        for low, high in ranges:
-            if most < core.FEW and len(rows) >= most and not several:
-                break
-            found = point.find_dicts(tables, tablet, codec, view, low, high, most, last)
-            if found is None:
-                return None
-            rows += found
-            if len(rows) > core.FEW:
-                if not cut or (kept := by_key(schema, rows, last)) is None:
-                    return None
-                rows = kept[:most]
-    found_first = by_key(schema, rows, last) if several else rows
-    if is_range or found_first is None:
-        return found_first
-    return _enough(asked, found_first[:most], most)
-
-
-def _enough(
-    asked: scan.Request, rows: list[dict[str, Any]], most: float
-) -> list[dict[str, Any]] | None:
-    """Those of the first `most` rows that satisfy the filter; None where others may behind them."""
-    some = rows
-    for predicate in asked.filter.predicates:
-        some = predicate.among(some)
-    short = asked.limit is not None and len(some) < asked.limit
-    return None if short and len(rows) >= most else some
-
-
-def _few_exact(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, Any]] | None:
-    """The rows with one value in each column of an index; None: they are looked for otherwise."""
-    predicates, writer = asked.filter.predicates, tables.row_writer(asked.table)
-    values = {each.column: each.given[0] for each in predicates if each.given.__class__ is tuple}
-    for index in writer.indexes if len(values) == len(predicates) else ():
-        if values.keys() == {*index.columns} and index.ready:
-            given = tuple(values[name] for name in index.columns)
-            of, last = point.entries_with(index, given), asked.ordered == scan.DESCENDING
-            by = *of, min(asked.limit or core.FEW, core.FEW), last
-            ready = _is_ready_still(tables, asked.table, index)
-            found = (point.by_entries(writer, view, index, *by) or ()) if ready else ()
-            rows = [row for row in found if row is not None]
-            return rows if rows and len(rows) == len(found) else None
-    return None
-
-
-def _few_by_index(
-    tables: Tables, asked: scan.Request, view: ReadView, chosen: scan.Chosen, most: int
-) -> list[dict[str, Any]] | None:
-    """The rows that the index with the fewest entries leads to, the first `most` where these stand
-    in the order of the rows; None where they are many, or one of them is not there.
-    """
-    equal = {p.column for p in asked.filter.predicates if p.op == "="}
-    of_rows = [name for name in asked.table.schema.primary_key if name not in equal]
-    least: tuple[int, TableIndex, list[dict[str, Any]]] | None = None
-    for index, ranges in chosen:
-        entry = [name for name in (*index.key, *index.rest) if name not in equal]
-        exact = len(asked.filter.predicates) == len(equal) and equal == set(index.columns)
-        first = min(asked.limit or core.FEW, most) if exact else most
-        first = first if len(ranges) == 1 and entry == of_rows else core.FEW
-        enough = first if least is None else min(first, least[0])
-        last = asked.ordered == scan.DESCENDING
-        entries = _entries(tables, view, index, ranges, enough, last)
-        dear = view.own is not None or any(None in each for each in ranges)
-        if entries is not None and not (dear and len(entries) > _FEW_DEAR):
-            size = len(entries) if exact or len(entries) < first else core.FEW  # it was cut
-            if least is None or size < least[0]:
-                least = size, index, entries
-        if view.reads is not None:
-            break  # it is told of all that is looked at
-    if least is None:
-        return None
-    keys, writer = least[1].row_keys(least[2]), tables.row_writer(asked.table)
-    found = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
-    rows = [row for row in found or () if row is not None]
-    if found is None or None in found:
-        return None
-    return _enough(asked, rows, len(rows) if least[0] == core.FEW else core.FEW)
-
-
-def _entries(
+def entries_in(
     tables: Tables,
     view: ReadView,
     index: TableIndex,
@@ -345,7 +177,7 @@ def _entries(
     return found
 
 
-def _rows_of(
+def rows_of(
     tables: Tables,
     writer: RowWriter,
     view: ReadView,
@@ -379,7 +211,7 @@ def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[An
     limit, result = _FEW_VALUES * min(len(writer.tablets), _SEVERAL), point.nullable(table.schema)
     if isinstance(keys, list) and 0 < len(keys) * point.weight(result) <= limit:
         with suppress(CorruptionError, SchemaError, TypeError, OverflowError):  # said below
-            rows = _rows_of(tables, writer, view, keys, point.FEW_BYTES)
+            rows = rows_of(tables, writer, view, keys, point.FEW_BYTES)
     if rows is not None:
         return point.in_arrow(rows, result)
     return rows_with(tables, table, view, key_columns(table.schema, keys))

@@ -417,9 +417,9 @@ def in_range(
     """The rows in the one range of an index whose columns have one length; None where there are
     `most` or more, or they are to be looked for otherwise.
     """
-    if len(ranges) > 1 or not index.width:
+    if len(ranges) > 1 or (width := index.widths[0]) is None:
         return None
-    found = by_entries(writer, view, index, ranges[0], index.width, most)
+    found = by_entries(writer, view, index, ranges[0], width, most)
     rows = [row for row in found or () if row is not None]
     many = found is None or len(found) >= most or len(rows) < len(found)
     return None if many else rows

@@ -163,24 +163,6 @@ def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
     return not above
 
 
-def by_key(
-    schema: Schema, rows: list[dict[str, Any]], descending: bool = False
-) -> list[dict[str, Any]] | None:
-    """Rows in the order of their keys; None where that is another one than Python's."""
-    key = schema.primary_key
-    if len(rows) < 2 or all(_is_ordered(schema.columns[name].type, name, rows) for name in key):
-        return sorted(rows, key=operator.itemgetter(*key), reverse=descending)
-    return None
-
-
-def _is_ordered(kind: pa.DataType, name: str, rows: list[dict[str, Any]]) -> bool:
-    if pa.types.is_floating(kind):
-        return all(row[name] == row[name] for row in rows)  # no NaN
-    of = pa.types
-    is_text, is_number = of.is_string(kind) or of.is_binary(kind), of.is_integer(kind)
-    return bool(is_text or is_number or of.is_decimal(kind) or of.is_date32(kind))
-
-
 class KeyRange(NamedTuple):
     """low <= encoded key < high; None is unbounded."""
 
@@ -278,36 +260,47 @@ class Filter:
 
     def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
         """The range of encoded keys outside of which nothing satisfies it."""
-        return _key_range(self.predicates, schema.primary_key, codec)
+        return key_range(self.predicates, schema.primary_key, codec)
 
     def key_ranges(self, schema: Schema, codec: core.KeyCodec) -> list[KeyRange]:
         """The same in pieces, ascending: one for each of a few values."""
-        choices = self._choices(schema.primary_key)
-        ranges = [_key_range(one, schema.primary_key, codec) for one in choices]
+        choices = self.choices(schema.primary_key)
+        ranges = [key_range(one, schema.primary_key, codec) for one in choices]
         return ranges if len(ranges) == 1 else sorted(ranges, key=lambda each: each.low or b"")
 
     def index_ranges(self, index: TableIndex) -> tuple[int, list[KeyRange]] | None:
         """The ranges of an index's keys outside of which nothing satisfies it, and how narrow they
         are (`narrowness`); None where the index lacks rows that may, or does not help.
         """
-        choices = self._choices(index.key)
+        choices = self.choices(index.key)
         spread = choices[0] is not self.predicates
         narrow = narrowness(choices[0], index.key) if spread else self.narrowness(index.key)
         if not narrow:
             return None
-        if index.nullable:
-            refusing = {p.column for p in self.predicates if p.op != "is null"}
-            if not refusing.issuperset(index.nullable):
-                return None
+        if self.admits_null(index):
+            return None
         codec = index.tablet.codec
-        return narrow, [_key_range(one, index.key, codec) for one in choices]
+        return narrow, [key_range(one, index.key, codec) for one in choices]
+
+    def admits_null(self, index: TableIndex) -> bool:
+        """Tell whether a row without an entry in an index may satisfy it."""
+        refusing = {p.column for p in self.predicates if p.op != "is null"}
+        return not refusing.issuperset(index.nullable)
+
+    @property
+    def constant(self) -> set[str]:
+        """The columns that have one value in all rows that satisfy it."""
+        return {
+            p.column for p in self.predicates if p.op == "=" and not pa.types.is_floating(p.type)
+        }
 
     @property
     def is_long(self) -> bool:
         """It lists more values than a few rows have."""
         return any(len(p.given) > core.FEW for p in self.predicates if p.op == "in")
 
-    def _choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
+    def choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
+        """Its predicates; or several lists, one of which holds: see `_spread`."""
         return _spread(self.predicates, key) if self.shape.several else [self.predicates]
 
     def narrowness(self, key: tuple[str, ...]) -> int:
@@ -555,35 +548,42 @@ def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple
     return [predicates]
 
 
-def _key_range(
+def key_range(
     predicates: Sequence[Predicate], key: Sequence[str], codec: core.KeyCodec
 ) -> KeyRange:
-    equal: list[Any] = []
-    for name in key:
-        mine = [p for p in predicates if p.column == name and not _is_nan(p)]
-        fixed = next((p for p in mine if p.op == "="), None)
-        if fixed is not None:
-            equal.append(fixed.in_key)
+    equal = equal_to(predicates, key)
+    if len(equal) == len(key):
+        whole = codec.encode_prefix(equal)
+        return KeyRange(whole, whole + b"\0")
+    low = codec.encode_prefix(equal) if equal else None
+    high = core.successor(low) if low is not None else None
+    for p in predicates:
+        if p.column != key[len(equal)] or p.op not in _ORDER or _is_nan(p):
             continue
-        low = codec.encode_prefix(equal) if equal else None
-        high = core.successor(low) if low is not None else None
-        for p in mine:
-            if p.op in _ORDER:
-                bound = codec.encode_prefix([*equal, p.in_key])
-                after = past(bound, codec, len(equal) + 1)
-                if p.op == ">=":
-                    low = bound if low is None else max(low, bound)
-                elif p.op == ">":
-                    if after is None:
-                        return _NOTHING
-                    low = after if low is None else max(low, after)
-                elif p.op == "<":
-                    high = bound if high is None else min(high, bound)
-                elif p.op == "<=" and after is not None:
-                    high = after if high is None else min(high, after)
-        return KeyRange(low, high)
-    whole = codec.encode_prefix(equal)
-    return KeyRange(whole, whole + b"\0")
+        bound = codec.encode_prefix([*equal, p.in_key])
+        after = past(bound, codec, len(equal) + 1)
+        if p.op == ">=":
+            low = bound if low is None else max(low, bound)
+        elif p.op == ">":
+            if after is None:
+                return _NOTHING
+            low = after if low is None else max(low, after)
+        elif p.op == "<":
+            high = bound if high is None else min(high, bound)
+        elif after is not None:
+            high = after if high is None else min(high, after)
+    return KeyRange(low, high)
+
+
+def equal_to(predicates: Sequence[Predicate], key: Sequence[str]) -> list[Any]:
+    """The values of the first columns of a key that have one each."""
+    values: list[Any] = []
+    for name in key:
+        mine = (p for p in predicates if p.column == name and p.op == "=" and not _is_nan(p))
+        if (fixed := next(mine, None)) is None:
+            break
+        values.append(fixed.in_key)
+    return values
 
 
 def past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
 from txnkv.storage import CachedProperty, go_on, submitted
+from txnkv.tables.read.ordering import DESCENDING, By, Order, checked, columns_by, in_order
 from txnkv.tables.read.point import find_range, find_rows
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
@@ -50,8 +51,6 @@ from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, Tablet, TabletView, until_there
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
-DESCENDING: Final = "descending"
-"""The order by primary key in which the last rows come first; True is that of ascending ones."""
 _FEW: Final = 8
 """Below one row that is wanted for so many, its other columns are read by themselves."""
 
@@ -68,6 +67,7 @@ class Plan:
         columns: the projection.
         parts: what to read.
         pins: keep all of it readable.
+        by: columns to sort the rows by; then those behind the first `shown` are for that alone.
     """
 
     columns: tuple[str, ...]
@@ -75,13 +75,20 @@ class Plan:
     parts: tuple[Source, ...]
     schema: pa.Schema
     pins: Pins
-    ordered: bool | str = False
+    ordered: Order = False
     limit: int | None = None
+    by: tuple[By, ...] = ()
+    shown: int = 0
 
     def batches(self, threads: int = 1) -> Iterator[pa.RecordBatch]:
         """The rows; with `threads` above 1 blocks are read ahead."""
         left = self.limit
         if left == 0:
+            return
+        if self.by:
+            whole = replace(self, ordered=False, limit=None, by=()).batches(threads)
+            for batch in in_order(whole, self.schema, self.by, left):
+                yield batch.select(range(self.shown))
             return
         if self.ordered == DESCENDING:
             source = self._descending()
@@ -327,7 +334,7 @@ class Request(NamedTuple):
     columns: tuple[str, ...]
     where: Where
     filter: Filter
-    ordered: bool | str = False
+    ordered: Order = False
     limit: int | None = None
     every: bool = False
 
@@ -351,15 +358,16 @@ def request(
     table: TableInfo,
     columns: Sequence[str] | None,
     where: Where,
-    ordered: bool | str,
+    ordered: Order,
     limit: int | None,
 ) -> Request:
     """Check a scan's arguments.
 
     Raises:
-        SchemaError: a column or operator is unknown, or a constant does not fit.
+        SchemaError: a column or operator is unknown, or a constant does not fit, or what is to be
+            ordered by has no order.
         TypeError: an argument is of another type.
-        ValueError: `limit` is negative, or `ordered` is no order.
+        ValueError: `limit` is negative.
     """
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
@@ -370,9 +378,9 @@ def request(
         table.schema.position(name)
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of rows, not {limit}")
-    if isinstance(ordered, str) and ordered != DESCENDING:
-        raise ValueError(f"ordered is True, False or {DESCENDING!r}, not {ordered!r}")
     filter = parse(where, table.schema)
+    if ordered.__class__ is not bool and ordered != DESCENDING:
+        ordered = checked(table.schema, ordered, filter.constant)
     return Request(table, names, where, filter, ordered, limit, columns is None)
 
 
@@ -393,6 +401,13 @@ def plan(
         TableNotFoundError: the table was dropped.
         HistoryExpiredError: the view's snapshot is older than the history.
     """
+    if isinstance(asked.ordered, tuple):
+        by = columns_by(asked.table.schema, asked.ordered)
+        names = tuple(dict.fromkeys((*asked.columns, *(each.column for each in by))))
+        whole = asked._replace(columns=names, ordered=False, limit=None)
+        made = plan(tables, whole, view, pieces)
+        made = replace(made, ordered=asked.ordered, limit=asked.limit)
+        return replace(made, by=by, shown=len(asked.columns))
     tables.require_live(asked.table)
     tablets = tables.tablets(asked.table)
     wanted = asked.filter.key_range(asked.table.schema, tablets[0].codec)
@@ -425,23 +440,6 @@ def plan(
 
     found, pins = until_there(parts_of_all, tables.log.latest)
     return Plan(asked.columns, filter, found, asked.schema, pins, asked.ordered, asked.limit)
-
-
-_SLIM: Final = 16
-_SLIM_BYTES: Final = 400
-"""So many columns, and bytes on average with what memory takes to find it, has a slim row."""
-
-
-def are_slim(asked: Request, tablet: Tablet, view: ReadView) -> bool:
-    """Return True where rows of a range that is open may be read whole, though they may be many."""
-    shape, schema = asked.filter.shape, asked.table.schema
-    of_key = shape.floating and schema.primary_key[: len(shape.columns)] == shape.columns
-    if len(schema.columns) > _SLIM or not (shape.is_key_range or of_key):
-        return False
-    state = tablet.state(view.snapshot)
-    count = state.memory.n + sum(info.rows for info in state.infos)
-    size = state.memory.nbytes + sum(info.size for info in state.infos)
-    return bool(size <= _SLIM_BYTES * count)
 
 
 # -- by an index -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import InvalidTokenError, TableNotFoundError
+from txnkv.tables.read.ordering import Order
 from txnkv.tables.read.predicate import KeyRange
 from txnkv.tables.read.scan import Piece, Plan, Request, request
 from txnkv.tables.read.sources import Source, cuts
@@ -41,7 +42,7 @@ class TokenParts:
     table_id: int
     columns: tuple[str, ...]
     where: Any
-    ordered: bool | str
+    ordered: Order
     limit: int | None
     snapshot: int
     txn_id: int | None
@@ -62,7 +63,7 @@ def split(
     for parts in by_tablet.values():
         id = parts[0].tablet.id
         found = [(Piece(id, keys), rows) for keys, rows in cuts(parts, rows_each)]
-        if made.ordered:
+        if asked.ordered:
             rows = sum(rows for _, rows in found)
             groups.append([(Piece(id, KeyRange()), rows)])
             continue
