@@ -117,6 +117,41 @@ def test_codes_behind_what_types_were_inferred_from(
 
 
 @pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1.5", "1.50"),
+        ("1e2", "100.00"),
+        ("1E-1", "0.10"),
+        ("25E+01", "250.00"),
+        ("1.500", "1.50"),
+        ("1.505", None),
+        ("1E-77", None),
+        ("1E-999999999", None),
+        ("0." + 50 * "0" + "1", None),
+    ],
+)
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_decimals_of_any_exponent(text, wanted, ending, store, file, run, fail):
+    """1E-77 was loaded as 0.00, and 1E-999999999 ended the process, both by Arrow's readers."""
+    lines = [(1, "2.5"), (2, text), (3, " 7 ")]
+    if ending == "csv":
+        content = "id,n\n" + "".join(f"{id},{n}\n" for id, n in lines)
+    else:
+        content = "".join(f'{{"id": {id}, "n": {n}}}\n' for id, n in lines)
+    given, name = file(f"a.{ending}", content), f"{ending} {text}"
+    of = ["--key", "id", "--schema", "id:int64,n:decimal128(10, 2)?"]
+    if wanted is None:
+        message = fail("load", store, name, given, *of)
+        assert "decimal128(10, 2)" in message
+        assert "line" in message or "requires scale" in message
+        return
+    run("load", store, name, given, *of)
+    with txnkv.connect(store) as client:
+        found = [str(row["n"]) for row in client.table(name).scan(ordered=True)]
+    assert found == ["2.50", wanted, "7.00"]
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("id,n\n1,2\n".encode("utf-16"), "this is UTF-16, not UTF-8"),

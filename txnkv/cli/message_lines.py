@@ -36,6 +36,7 @@ from txnkv.cli.console import (
 from txnkv.core import (
     JSON,
     JsonKind,
+    decimal_of,
     duration_of,
     encode_headers,
     json_members,
@@ -468,7 +469,7 @@ def _member(text: str, document: Mapping[str, Any], name: str) -> Any:
 def _decimal(value: Any) -> Decimal:
     if isinstance(value, (str, int, Decimal)) and not isinstance(value, bool):
         with suppress(InvalidOperation):
-            return Decimal(value)
+            return Decimal(decimal_of(Decimal(value)))
     raise ValueError(f"{value!r} is no decimal number")
 
 

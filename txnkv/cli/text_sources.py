@@ -33,10 +33,11 @@ from txnkv.cli.text_types import (
     is_whole,
     kind_of_times,
     last_line_end,
+    numbers,
     parsed,
+    raw_columns,
     storable,
     unwired,
-    whole_numbers,
     wire,
     with_codes,
     with_whole_numbers,
@@ -207,7 +208,8 @@ class CsvSource(_TextSource):
         self.schema = self._infer() if types is None else types
         unseen = inferred if types is not None else not self._file.whole
         # Behind what the types were inferred from there may be zeros before such numbers.
-        self._whole = {f.name for f in self.schema if unseen and pa.types.is_integer(f.type)}
+        self._digits = {f.name for f in self.schema if unseen and pa.types.is_integer(f.type)}
+        self._digits |= {f.name for f in self.schema if pa.types.is_decimal(f.type)}
         self._rows = 0
 
     def _infer(self) -> pa.Schema:
@@ -297,7 +299,7 @@ class CsvSource(_TextSource):
             parse_options=self._parse_options(),
             convert_options=self._convert_options(
                 {
-                    f.name: pa.string() if f.name in self._whole else csv_type(f.type)
+                    f.name: pa.string() if f.name in self._digits else csv_type(f.type)
                     for f in self.schema
                     if not pa.types.is_nested(f.type)
                 },
@@ -315,9 +317,9 @@ class CsvSource(_TextSource):
         field = self.schema.field(name)
         if pa.types.is_duration(field.type) or is_coarse(field.type):
             return parsed(column, field, taker(field.type))
-        if name in self._whole:
+        if name in self._digits:
             try:
-                return whole_numbers(column, field.type)
+                return numbers(column, field.type)
             except NumberError as error:
                 line = self._rows + error.row + 2  # behind the names
                 raise ValueError(
@@ -368,8 +370,6 @@ class JsonSource(_TextSource):
                 "`jq -c '.[]'` makes them"
             )
         self.schema = self._infer() if types is None else types
-        self._raw = [field.name for field in self.schema if is_raw(field.type)]
-        self._read_as = pa.schema([wire(f) for f in self.schema if f.name not in self._raw])
 
     def _infer(self) -> pa.Schema:
         head = self._file.head
@@ -440,8 +440,10 @@ class JsonSource(_TextSource):
             line += block.count(b"\n")
 
     def _rows(self, block: bytes, line: int) -> Iterator[pa.RecordBatch]:
-        if not self._raw:
-            for batch in self._read(block, self._read_as, line).to_batches():
+        raw = raw_columns(self.schema, block)
+        read_as = pa.schema([wire(field) for field in self.schema if field.name not in raw])
+        if not raw:
+            for batch in self._read(block, read_as, line).to_batches():
                 yield self._typed(batch)
             return
         # Arrow's reader does not give JSON as it is written: such members are cut from the lines.
@@ -449,8 +451,8 @@ class JsonSource(_TextSource):
         there = pc.not_equal(pc.utf8_trim_whitespace(every), "")
         lines, names = every.filter(there), self.schema.names
         try:
-            cut = {name: json_members(lines, names, name) for name in self._raw}
-            read: Any = self._read_others(block, lines, line) if len(self._read_as) else {}
+            cut = {name: json_members(lines, names, name) for name in raw}
+            read: Any = self._read_others(block, read_as, lines, line) if len(read_as) else {}
         except JsonLineError as error:
             number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
             raise ValueError(f"line {number:,}: {error}") from None
@@ -469,18 +471,16 @@ class JsonSource(_TextSource):
             raise
         yield typed
 
-    def _read_others(self, block: bytes, lines: pa.StringArray, line: int) -> pa.Table:
+    def _read_others(self, block: bytes, types: pa.Schema, lines: Any, line: int) -> pa.Table:
         """Read what Arrow's reader reads, though it refuses some JSON that is cut by us."""
         try:
-            found = self._read(block, self._read_as, line, unexpected="ignore")
+            found = self._read(block, types, line, unexpected="ignore")
         except ValueError:
             _require_alone(lines)
-            cut = {
-                name: json_members(lines, self.schema.names, name) for name in self._read_as.names
-            }
+            cut = {name: json_members(lines, self.schema.names, name) for name in types.names}
             kept = [(name, pc.fill_null(cut[name], "null"), JsonKind.RAW) for name in cut]
             with suppress(ValueError):
-                return self._read(bytes(objects(kept)), self._read_as, line)
+                return self._read(bytes(objects(kept)), types, line)
             raise
         if len(found) != len(lines):
             _require_alone(lines)

@@ -12,12 +12,21 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.cli.message_lines import parse_json, taker
-from txnkv.core import JSON, UUID, column_type, element_type, type_name
+from txnkv.core import (
+    JSON,
+    MANY_DIGITS,
+    UUID,
+    column_type,
+    element_type,
+    require_decimals,
+    type_name,
+)
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 
 _WHOLE: Final = r"^\s*[+-]?\d+\s*$"
 _PLAIN: Final = r"^\s*-?(0|[1-9]\d*)\s*$"
+_MANY_DIGITS: Final = re.compile(MANY_DIGITS.encode())
 _PLAIN_LARGE: Final = r"^\s*(0|-?[1-9]\d*)\s*$"  # no uint64 is -0
 
 
@@ -45,21 +54,23 @@ def with_codes(found: pa.Table, written: pa.Table) -> pa.Table:
     return found
 
 
-def whole_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Whole numbers as Arrow reads them in CSV, which passes over zeros before them and over 0x.
+def numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Whole numbers and decimals as they are written: Arrow's reader of CSV passes over zeros
+    before them and over 0x, and takes 1E-77 for a decimal 0.
 
     Raises:
-        NumberError: a text is none, or has such zeros or 0x.
+        NumberError: a text is none, or has such zeros or 0x, or more digits than the type.
     """
-    with suppress(pa.ArrowInvalid):
-        numbers, plain = _numbers(texts, kind)
+    with suppress(ValueError):
+        found, plain = _numbers(texts, kind)
         if plain:
-            return numbers
+            return found
     for row, text in enumerate(texts.to_pylist()):
         try:
             _, plain = _numbers(texts.slice(row, 1), kind)
-        except pa.ArrowInvalid:
-            raise NumberError(f"{text!r} is no {kind}", row) from None
+        except ValueError as error:
+            why = f": {error}" if pa.types.is_decimal(kind) else ""
+            raise NumberError(f"{text!r} is no {kind}{why}", row) from None
         if not plain:
             what = "is hexadecimal, which" if "x" in text.lower() else "has zeros that"
             raise NumberError(f"{text!r} {what} {kind} does not keep", row)
@@ -67,13 +78,16 @@ def whole_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _numbers(texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, bool]:
-    """The numbers, and whether none has a zero before it."""
+    """The numbers, and whether no whole one has a zero before it."""
     texts = pc.ascii_trim(texts, characters=" \t")
-    numbers, size = pc.cast(texts, kind), pc.binary_length(texts)
+    if pa.types.is_decimal(kind):
+        require_decimals(pa.chunked_array([texts]))
+        return pc.cast(texts, kind), True
+    found, size = pc.cast(texts, kind), pc.binary_length(texts)
     for zero in ("0", "-0"):
         if pc.any(pc.and_(pc.starts_with(texts, zero), pc.greater(size, len(zero)))).as_py():
-            return numbers, False
-    return numbers, True
+            return found, False
+    return found, True
 
 
 class NumberError(ValueError):
@@ -196,6 +210,16 @@ def is_coarse(kind: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(kind) and kind.scale < 0)
 
 
+def raw_columns(schema: pa.Schema, block: bytes) -> list[str]:
+    """The columns that Arrow's reader of JSON does not read as they are written in a block."""
+    many = _MANY_DIGITS.search(block) is not None
+    return [
+        field.name
+        for field in schema
+        if is_raw(field.type) or (many and pa.types.is_decimal(element_type(field.type)))
+    ]
+
+
 def wire(field: Any) -> Any:
     """Return the field to read a column as: JSON has no dates, times are text, bytes base64."""
     kind = field.type
@@ -222,7 +246,9 @@ def unwired(column: pa.Array, field: Any) -> pa.Array:
     if kind == JSON:
         return column
     take = taker(kind)
-    if is_raw(kind):
+    if is_raw(kind) or (
+        pa.types.is_decimal(element_type(kind)) and pa.types.is_string(column.type)
+    ):
         return parsed(column, field, lambda text: take(parse_json(text)))
     if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
         return parsed(column, field, take)

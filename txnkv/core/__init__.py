@@ -39,6 +39,7 @@ from txnkv.core.block import (
 from txnkv.core.codec import KeyCodec, key_codec, successor
 from txnkv.core.column_texts import (
     JSON,
+    MANY_DIGITS,
     UUID,
     JsonField,
     JsonKind,
@@ -52,6 +53,7 @@ from txnkv.core.column_texts import (
     json_rows,
     json_texts,
     no_decimal,
+    require_decimals,
     require_json,
     uuid_of,
     uuid_texts,

@@ -182,7 +182,8 @@ def uuid_of(value: Any) -> Any:
     raise TypeError(f"{value!r} is a {type(value).__name__}: give a uuid.UUID, its text or bytes")
 
 
-_MANY_DIGITS: Final = r"[eE][+-]?[0-9]{2}|\.[0-9]{38}"
+MANY_DIGITS: Final = r"[eE][+-]?[0-9]{2}|\.[0-9]{38}"
+"""In the text of a decimal of which Arrow may not be able to count the digits."""
 
 
 def decimal_of(value: Any) -> Any:
@@ -214,7 +215,7 @@ def no_decimal(value: Any) -> str | None:
 
 def require_decimals(texts: pa.ChunkedArray) -> None:
     """Refuse texts of decimals of which `no_decimal` says that Arrow cannot count the digits."""
-    for text in texts.filter(pc.match_substring_regex(texts, _MANY_DIGITS)).to_pylist():
+    for text in texts.filter(pc.match_substring_regex(texts, MANY_DIGITS)).to_pylist():
         decimal_of(text.strip())
 
 
