@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -429,3 +430,38 @@ def test_an_expression_that_fails_for_a_row(client: txnkv.Client) -> None:
         for read in (lambda where: table.scan(where=where).to_arrow(), table.count):
             with pytest.raises(txnkv.SchemaError, match=r"the expression .* fails for a row: "):
                 read(where)
+
+
+@pytest.mark.parametrize(
+    ("kind", "instant", "at_sight"),
+    [
+        ("timestamp[us, tz=UTC]", datetime(2026, 1, 1, tzinfo=UTC), True),
+        ("timestamp[us]", datetime(2026, 1, 1), True),
+        (
+            "timestamp[us, tz=UTC]",
+            datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+            False,
+        ),
+        ("timestamp[us, tz=UTC]", datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC")), False),
+        ("timestamp[us, tz=Europe/Paris]", datetime(2026, 1, 1, tzinfo=UTC), False),
+        ("timestamp[us, tz=UTC]", datetime(2026, 1, 1), None),
+        ("timestamp[us]", datetime(2026, 1, 1, tzinfo=UTC), None),
+    ],
+    ids=str,
+)
+def test_instants_that_fit_are_not_tried_in_arrow(
+    client: txnkv.Client, kind: str, instant: datetime, at_sight: bool | None
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"t": kind, "v": kind}, ["t"]))
+    where = [("t", ">=", instant)]
+    if at_sight is None:
+        with pytest.raises(txnkv.SchemaError, match="time zone"):
+            table.scan(where=where)
+        return
+    table.insert((instant, instant))
+    table.insert((instant + timedelta(hours=1), instant))
+    for name, op, count in (("t", ">=", 2), ("t", ">", 1), ("v", ">=", 2), ("t", "=", 1)):
+        for _ in range(2):  # the second one is of a shape that is known
+            assert table.count([(name, op, instant)]) == count
+    (found,) = predicate.parse(where, table.schema).predicates
+    assert isinstance(found.given, tuple) == at_sight

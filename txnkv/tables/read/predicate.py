@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -294,11 +295,6 @@ class Filter:
             p.column for p in self.predicates if p.op == "=" and not pa.types.is_floating(p.type)
         }
 
-    @property
-    def is_long(self) -> bool:
-        """It lists more values than a few rows have."""
-        return any(len(p.given) > core.FEW for p in self.predicates if p.op == "in")
-
     def choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
         """Its predicates; or several lists, one of which holds: see `_spread`."""
         return _spread(self.predicates, key) if self.shape.several else [self.predicates]
@@ -511,6 +507,8 @@ def _fits(kind: pa.DataType, value: Any) -> bool:
         return bool(kind.id == pa.lib.Type_STRING) and value.isascii()
     if value.__class__ is float and value == value:
         return bool(kind.id == pa.lib.Type_DOUBLE)
+    if value.__class__ is datetime and kind.id == pa.lib.Type_TIMESTAMP:
+        return kind.tz is value.tzinfo is None or (kind.tz == "UTC" and value.tzinfo is UTC)
     low, high = _BOUNDS.get(kind.id, (0, 0))
     return value.__class__ is int and low <= value < high
 

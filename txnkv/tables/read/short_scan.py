@@ -69,7 +69,7 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if isinstance(asked.ordered, tuple):
         return _few_in_order(tables, asked, view, columns_by(asked.table.schema, asked.ordered))
     is_range = filter.shape.is_key_range
-    if not (is_range or filter.shape.is_of_values) or (filter.shape.several and filter.is_long):
+    if not (is_range or filter.shape.is_of_values) or (filter.shape.several and _is_long(filter)):
         return None
     most = core.FEW
     if limit is not None and (is_range or limit + _AHEAD <= _MOST_AHEAD):
@@ -94,6 +94,11 @@ def few(tables: Tables, asked: scan.Request, view: ReadView) -> list[dict[str, A
     if not rows or tuple(rows[0]) == asked.columns:
         return rows and rows[:limit]
     return _projected(asked, rows)
+
+
+def _is_long(filter: Filter) -> bool:
+    """Tell whether it lists more values than a few rows have."""
+    return any(len(p.given) > core.FEW for p in filter.predicates if p.op == "in")
 
 
 def _projected(asked: scan.Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
