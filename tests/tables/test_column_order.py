@@ -181,6 +181,7 @@ def due(id: int) -> datetime:
     [
         ([("state", "=", "waits")], "due", 1),
         ([("state", "=", "waits")], "-due", 20),
+        ([("state", "=", "waits")], ["state", "-due", "-id"], 2),
         ([("state", "=", "waits"), ("due", "<", due(17))], "-due", 3),
         ([("state", "=", "waits"), ("kind", "=", 42)], "due", 2),
         ([("state", "in", ["waits", "done"])], ["due"], 10),
@@ -246,22 +247,32 @@ def test_parts_of_it_are_each_in_order(client: txnkv.Client) -> None:
     assert {v for part in found for v in part} == {*range(900)}
 
 
-def test_only_as_many_as_are_wanted_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "_MORE", 10)
-    schema = pa.schema({"v": pa.int64()})
+@pytest.mark.parametrize("limit", [3, 400, None])
+def test_only_as_many_as_are_wanted_are_kept(
+    limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And rows are taken in pieces, of which Arrow takes no more than 2 GiB."""
+    monkeypatch.setattr(ordering, "_MORE", 50)
+    monkeypatch.setattr(ordering, "_BYTES", 800)
+    monkeypatch.setattr(ordering, "_AT_ONCE", 800)
+    schema = pa.schema({"v": pa.int64(), "s": pa.string()})
     whole: list[int] = []
     sorting = ordering._sorted
 
-    def counted(batches: Any, *args: Any) -> pa.Table:
+    def counted(batches: Any, *args: Any) -> Any:
         whole.append(sum(batch.num_rows for batch in batches))
         return sorting(batches, *args)
 
     monkeypatch.setattr(ordering, "_sorted", counted)
-    batches = (pa.record_batch([[i, 1000 - i]], schema) for i in range(1000))
-    by = [ordering.By("v", True)]
-    found = pa.Table.from_batches(ordering.in_order(batches, schema, by, 3), schema)
-    assert found["v"].to_pylist() == [1000, 999, 999]
-    assert max(whole) <= 2 * 3 + 10 + 2
+    rnd = random.Random(limit)
+    values = [rnd.randrange(500) for _ in range(3000)]
+    data = pa.table({"v": values, "s": [str(i) for i in range(3000)]}, schema)
+    by = [ordering.By("v", True), ordering.By("s", False)]
+    found = list(ordering.in_order(data.to_batches(max_chunksize=7), schema, by, limit))
+    rows = pa.Table.from_batches(found, schema).to_pylist()
+    assert rows == in_order(data.to_pylist(), ["-v", "s"], [])[:limit]
+    assert max(batch.num_rows for batch in found) <= 50
+    assert max(whole) <= (3000 if limit is None else 2 * limit + 50 + 7)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ Order: TypeAlias = bool | str | Sequence[str]
 """The order that is asked for: any for False."""
 DESCENDING: Final = "descending"
 _MORE: Final = 1 << 16
-"""Rows, beside those that are wanted, that are kept before they are sorted."""
+_BYTES: Final = 64 << 20
+"""Rows, and bytes, that are kept beside those that are wanted before they are sorted."""
+_AT_ONCE: Final = 1 << 30
+"""Bytes of rows that Arrow brings into another order at once: of texts it takes no 2 GiB."""
 
 
 class By(NamedTuple):
@@ -139,19 +142,19 @@ def in_order(
     All that may be among them is in memory.
     """
     kept: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         kept.append(batch)
-        rows += batch.num_rows
-        if limit is not None and rows > 2 * limit + _MORE:
-            kept = _sorted(kept, schema, by, limit).to_batches()
-            rows = limit
-    yield from _sorted(kept, schema, by, limit).to_batches(max_chunksize=_MORE)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if limit is not None and rows > 2 * limit and (rows > 2 * limit + _MORE or size > _BYTES):
+            kept = list(_sorted(kept, schema, by, limit))
+            rows, size = limit, sum(batch.nbytes for batch in kept)
+    yield from _sorted(kept, schema, by, limit)
 
 
 def _sorted(
     batches: list[pa.RecordBatch], schema: pa.Schema, by: Sequence[By], limit: int | None
-) -> pa.Table:
+) -> Iterator[pa.RecordBatch]:
     table = pa.Table.from_batches(batches, schema)
     columns: list[pa.ChunkedArray] = []
     ways: list[str] = []
@@ -166,8 +169,27 @@ def _sorted(
     names = list(map(str, range(len(columns))))
     order = pc.sort_indices(
         pa.table(columns, names=names), sort_keys=list(zip(names, ways, strict=True))
-    )
-    return table.take(order[:limit])
+    )[:limit]
+    if table.nbytes <= _AT_ONCE:
+        yield from table.take(order).to_batches(max_chunksize=_MORE)
+        return
+    each = max(1, min(_MORE, _BYTES * table.num_rows // table.nbytes))
+    for start in range(0, len(order), each):
+        yield _taken(batches, order.slice(start, each))
+
+
+def _taken(batches: Sequence[pa.RecordBatch], rows: pa.UInt64Array) -> pa.RecordBatch:
+    """Rows by their numbers in all batches."""
+    some, numbers, begin = [], [], 0
+    for batch in batches:
+        end = begin + batch.num_rows
+        mine = rows.filter(pc.and_(pc.greater_equal(rows, begin), pc.less(rows, end)))
+        if len(mine):
+            some.append(batch.take(pc.subtract(mine, pa.scalar(begin, mine.type))))
+            numbers.append(mine)
+        begin = end
+    places = pc.index_in(rows, value_set=pa.concat_arrays(numbers))
+    return pa.concat_batches(some).take(places)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

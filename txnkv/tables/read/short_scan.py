@@ -255,9 +255,11 @@ def _first_by_index(
     """The first rows in the order of columns, where the entries of an index have that order; None
     where none has, or more of them than a few lead to rows that are not wanted.
     """
-    filter, limit, last = asked.filter, asked.limit or 0, by[0].descending
-    if not filter.shape.is_of_values or any(each.descending != last for each in by):
+    filter, limit, known = asked.filter, asked.limit or 0, asked.filter.constant
+    ways = {each.descending for each in by if each.column not in known}
+    if not filter.shape.is_of_values or len(ways) > 1:
         return None
+    last = True in ways
     for index in tables.indexes(asked.table):
         ranges = _ordered_ranges(filter, index, by)
         if ranges is None or not (index.ready and is_ready_still(tables, asked.table, index)):
