@@ -286,6 +286,33 @@ def test_tasks_that_wait_at_a_server_keep_no_thread_from_others(
     asyncio.run(work())
 
 
+def test_a_forked_child_is_refused_in_asyncio(serving: Any) -> None:
+    serving.start()
+
+    async def begin() -> tuple[txnkv.aio.AsyncClient, txnkv.aio.AsyncTable]:
+        client = await txnkv.aio.connect(serving.address)
+        return client, await client.table("t")
+
+    async def in_child() -> None:
+        with pytest.raises(txnkv.ClosedError):
+            await asyncio.wait_for(table.get(1), 30)
+
+    async def end() -> None:
+        async with client:
+            await table.insert((1, "parent"))
+
+    client, table = asyncio.run(begin())
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(in_child())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    asyncio.run(end())
+
+
 def test_a_client_that_could_not_connect_knocks_no_more(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

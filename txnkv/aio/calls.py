@@ -49,7 +49,15 @@ from typing import (
 )
 
 from txnkv.errors import ClosedError
-from txnkv.storage import HASTE, has_others_to_do, new_lock, no_thread, waiting_for
+from txnkv.storage import (
+    HASTE,
+    SharedWeakSet,
+    has_others_to_do,
+    leak,
+    new_lock,
+    no_thread,
+    waiting_for,
+)
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
@@ -282,9 +290,11 @@ class Calls:
         looks: Calls | None = None,
     ) -> None:
         begin = None if may_wait else has_others_to_do
-        self._pool = _Threads(threads, initializer=begin, thread_name_prefix="txnkv-aio")
+        self._new = partial(_Threads, threads, "txnkv-aio", begin)
+        self._pool = self._new()
         self._closed = False
         self.patient, self.looks = patient or self, looks or self
+        _FORKABLE.add(self)
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread. Cancelled before it begins, it is not called.
@@ -320,6 +330,13 @@ class Calls:
             if found is _END:
                 return
             yield found
+
+    def after_fork_in_child(self) -> None:
+        """Begin with threads of its own: those there are, and what they have to do, are the
+        parent's.
+        """
+        leak(self._pool)
+        self._pool = self._new()
 
     def close(self) -> None:
         """Let the threads end when they have done what they were given."""
@@ -465,7 +482,8 @@ def _passed_on(lines: Sequence[_Line]) -> list[_Call]:
     """Leave lines as the first one; return those whose turn it is then."""
     with _IN_LINES:
         for line in lines:
-            line.popleft()
+            if line:  # of a call before a fork nothing is left
+                line.popleft()
         nexts = dict.fromkeys(line[0] for line in lines if line)
         return [each for each in nexts if each is not None and each.is_first]
 
@@ -510,6 +528,14 @@ class InTurn:
         self.calls = calls
         lines = [deque[_Call | None]()] if turns is None else [each._lines[0] for each in turns]
         self._lines: Sequence[_Line] = lines
+        _FORKABLE.add(self)
+
+    def after_fork_in_child(self) -> None:
+        """Have nothing under way: the calls, and the tasks that wait for them, are the parent's."""
+        for line in self._lines:
+            leak(line.copy())  # or tasks would be closed here, and do what they do at their end
+            line.clear()
+        self._lines = [deque[_Call | None]() for _ in self._lines]
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""
@@ -527,7 +553,7 @@ class InTurn:
 
     async def quick(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call here what only touches memory; on a thread when other calls are under way."""
-        line = self._lines[0]
+        line = (lines := self._lines)[0]
         with _IN_LINES:
             if free := not line:
                 line.append(None)
@@ -540,7 +566,7 @@ class InTurn:
                 if alone := len(line) == 1:
                     line.pop()
             if not alone:
-                _hand_over(_passed_on(self._lines))
+                _hand_over(_passed_on(lines))
 
     async def submitted(self, fn: Callable[[], Future[T]]) -> T:
         """Call what gives a future, and wait for that. Cancelled, it is called and goes on."""
@@ -561,3 +587,14 @@ def in_haste(fn: Callable[..., T], *args: Any) -> T:
     """
     with waiting_for(HASTE):
         return fn(*args)
+
+
+_FORKABLE: Final = SharedWeakSet[Calls | InTurn]()
+
+
+def _after_fork_in_child() -> None:
+    for each in _FORKABLE:
+        each.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -82,7 +82,7 @@ from txnkv.storage.faults import (
     storage_full,
     with_descriptor,
 )
-from txnkv.storage.fork import GATE
+from txnkv.storage.fork import GATE, leak
 from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import (
