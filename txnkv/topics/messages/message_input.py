@@ -30,8 +30,10 @@ The numbers of keys are frozen: messages of one key stay together over versions 
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -53,6 +55,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _SLICE_ROWS: Final = 1 << 18
 _PLAIN_ROWS: Final = 1 << 14
 _PLAIN_BYTES: Final = 1 << 20
+_MANY_BYTES: Final = 1 << 20
+_WIDE_BYTES: Final = 128
+_MOST_BYTES: Final = (1 << 31) - 1
+"""That 32-bit offsets hold."""
 _BYTES: Final = pa.binary()
 _VALUE: Final = pa.schema([("value", _BYTES)])
 _VALUE_KEY: Final = pa.schema([("value", _BYTES), ("key", _BYTES)])
@@ -256,9 +262,14 @@ def outgoing(waiting: list[Pending]) -> Iterator[Outgoing]:
 
 def _outgoing(rows: list[Pending]) -> Iterator[Outgoing]:
     columns = _columns(rows)
-    made = [pa.array(column, _BYTES) for column in columns[:2]]
-    if any(isinstance(column, pa.ChunkedArray) for column in made):
-        half = len(rows) // 2  # more than 32-bit offsets hold
+    said = core.message_size(rows)
+    few = said is not None and said[0] < _few_bytes(len(rows))
+    made = [
+        pa.array(column, _BYTES) if few else _bytes_column(column)
+        for column in [*columns[:2], *columns[3:4]]
+    ]
+    if any(column is None for column in made):
+        half = len(rows) // 2
         yield from _outgoing(rows[:half])
         yield from _outgoing(rows[half:])
     elif len(columns) < 5:
@@ -268,10 +279,33 @@ def _outgoing(rows: list[Pending]) -> Iterator[Outgoing]:
         arrays = {
             "value": made[0],
             "key": made[1],
-            "headers": pa.array(columns[3], _BYTES),
+            "headers": made[2],
             "timestamp": pa.array(columns[4], TIME),
         }
         yield lean(arrays, pa.array(columns[2], pa.int32()))
+
+
+def _bytes_column(column: list[bytes | None]) -> pa.Array | None:
+    """Bytes as Arrow; None: there are more than one array holds. Other threads go on while many are
+    copied: `join` lets them, and `pa.array` does not.
+    """
+    there = [each for each in column if each is not None]
+    size = sum(map(len, there))
+    if size > _MOST_BYTES and len(column) > 1:
+        return None
+    if size < _few_bytes(len(column)) or size > _MOST_BYTES:
+        return pa.array(column, _BYTES)  # of one that is too large it says so
+    valid, sizes = None, map(len, there)
+    if len(there) < len(column):
+        valid = pa.array([each is not None for each in column]).buffers()[1]
+        sizes = map(len, (each or b"" for each in column))
+    ends = pa.py_buffer(array("i", accumulate(sizes, initial=0)))
+    return pa.Array.from_buffers(_BYTES, len(column), [valid, ends, pa.py_buffer(b"".join(there))])
+
+
+def _few_bytes(rows: int) -> int:
+    """Below so many in so many rows `pa.array` is quick."""
+    return max(_MANY_BYTES, _WIDE_BYTES * rows)
 
 
 def _columns(rows: Sequence[Any]) -> list[list[Any]]:
