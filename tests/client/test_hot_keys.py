@@ -179,3 +179,28 @@ def test_more_coroutines_than_threads(tmp_path: Path) -> None:
             assert await table.get(1) == {"id": 1, "n": 120}
 
     asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_tasks_that_take_turns_lose_to_none(client: txnkv.Client, counter: txnkv.Table) -> None:
+    tries = []
+
+    async def step(txn: txnkv.aio.AsyncTransaction) -> None:
+        tries.append(txn)
+        row = await txn.get("counter", 1)
+        assert row is not None
+        await txn.upsert("counter", {"id": 1, "n": row["n"] + 1})
+
+    async def work() -> None:
+        turn = asyncio.Lock()
+        async with txnkv.aio.connect(client.path) as store:
+
+            async def add_many() -> None:
+                for _ in range(20):
+                    async with turn:
+                        await store.run(step)
+
+            await asyncio.gather(*(add_many() for _ in range(6)))
+
+    asyncio.run(work())
+    assert counter.get(1) == {"id": 1, "n": 120}
+    assert len(tries) == 120
