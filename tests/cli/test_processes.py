@@ -306,6 +306,21 @@ def test_kafkas_clients_come_by_ipv6(orders):
     assert finish(process)[0] == 0
 
 
+def test_kafkas_clients_are_told_where_they_find_the_server(orders):
+    told = ["--kafka", "127.0.0.1:0", "--kafka-advertise", "[fd00::5]:9999"]
+    process = start("serve", orders, "--listen", "grpc://127.0.0.1:0", *told)
+    process.stdout.readline()
+    wire = Wire(int(process.stdout.readline().rpartition(b":")[2]))
+    for name, body in (("Metadata", {"topics": []}), ("DescribeCluster", {})):
+        (broker,) = wire.ask(name, **body)["brokers"]
+        assert (broker["host"], broker["port"]) == ("fd00::5", 9999)
+    (found,) = wire.ask("FindCoordinator", coordinator_keys=["g"])["coordinators"]
+    assert (found["host"], found["port"]) == ("fd00::5", 9999)
+    wire.socket.close()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 0
+
+
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
     """It has read and staged rows, and waits for more in its pipe when the signal comes."""

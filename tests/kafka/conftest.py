@@ -16,13 +16,13 @@ from txnkv.server import Users
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 and its key."""
+def certificate(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, or of a name alone, and its key."""
+    name = getattr(request, "param", "IP:127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
-         str(cert)],
+         "/CN=server", "-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(cert)],
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key

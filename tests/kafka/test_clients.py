@@ -259,19 +259,27 @@ def test_who_it_is(
     assert [m.value for m in topic.consumer().poll()] == [b"known"]
 
 
+@pytest.mark.parametrize("certificate", ["IP:127.0.0.1", "DNS:localhost"], indirect=True)
 def test_encrypted(
     store: txnkv.Client,
     serve: Callable[..., KafkaServer],
     tmp_path: Path,
     certificate: tuple[Path, Path],
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Who trusts the certificate is served; others, and those that do not encrypt, are not."""
+    """Who trusts the certificate is served; others, and those that do not encrypt, are not.
+
+    Where it is of a name alone, the broker is told by that name, and the group's coordinator too.
+    """
+    host = request.node.callspec.params["certificate"].partition(":")[2]
     topic = store.create_topic("t")
     token = add_user(tmp_path / "users.toml", "ann", "write", ["*"], ["*"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     programs = Programs(serve(Users(tmp_path / "users.toml"), tls=context))
     options = {
+        "bootstrap_servers": f"{host}:{programs.server.port}",
+        "broker_address_family": "v4",
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "PLAIN",
         "sasl_username": "ann",
@@ -284,6 +292,7 @@ def test_encrypted(
     consumer = programs.consumer(**options)
     consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
     assert [len(m.value()) for m in take(consumer, 2)] == [900_000, 5]
+    consumer.commit(asynchronous=False)
     programs.close()
     plain = options | {"security_protocol": "SASL_PLAINTEXT"}
     stranger = {key: value for key, value in options.items() if key != "ssl_ca_location"}

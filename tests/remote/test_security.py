@@ -426,6 +426,8 @@ def test_files_that_are_no_certificates_or_do_not_fit(
         (["--add-user", "ann"], "--auth FILE"),
         (["--kafka-create-topics", "1025"], "0<=x<=1024"),
         (["--kafka", "127.0.0.1:65536"], "a port up to 65535"),
+        (["--kafka-advertise", "store-host"], "--kafka-advertise store-host: take HOST:PORT"),
+        (["--kafka-advertise", "store-host:0"], "no client can reach port 0"),
     ],
 )
 def test_the_command_lets_in_nobody_unawares(options: list[str], words: str) -> None:

@@ -50,6 +50,11 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Serve topics to Kafka's clients too; with the same users and certificate.",
 )
 @click.option(
+    "--kafka-advertise",
+    metavar="HOST:PORT",
+    help="Where Kafka's clients reach it, which they are told; else where they have come.",
+)
+@click.option(
     "--kafka-create-topics",
     type=click.IntRange(0, MAX_PARTITIONS),
     default=0,
@@ -185,6 +190,9 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
         raise click.UsageError(f"--listen {listen}: take grpc://HOST:PORT or grpc+tls://HOST:PORT")
     if given["kafka"] is not None:
         _check_kafka(given["kafka"], auth, given)
+    told = given["kafka_advertise"]
+    if told is not None and not _kafka_address("--kafka-advertise", told)[1]:
+        raise click.UsageError(f"--kafka-advertise {told}: no client can reach port 0")
     scheme, host, _ = found.groups()
     cert, key, ca = given["tls_cert"], given["tls_key"], given["tls_ca"]
     insecure = given["insecure"]
@@ -218,10 +226,8 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
 
 
 def _check_kafka(address: str, auth: Path | None, given: dict[str, Any]) -> None:
-    found = _ADDRESS.fullmatch(address)
-    if found is None or int(found[2]) >= 1 << 16:
-        raise click.UsageError(f"--kafka {address}: take HOST:PORT, with a port up to 65535")
-    if _is_loopback(found[1]) or given["insecure"]:
+    host, _ = _kafka_address("--kafka", address)
+    if _is_loopback(host) or given["insecure"]:
         return
     if given["tls_cert"] is None or auth is None:
         raise click.UsageError(
@@ -230,9 +236,17 @@ def _check_kafka(address: str, auth: Path | None, given: dict[str, Any]) -> None
         )
 
 
+def _kafka_address(option: str, address: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[2]) >= 1 << 16:
+        raise click.UsageError(f"{option} {address}: take HOST:PORT, with a port up to 65535")
+    return found[1].strip("[]"), int(found[2])
+
+
 def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServer:
-    found = _ADDRESS.fullmatch(given["kafka"])
-    assert found is not None, "it was checked"
+    host, port = _kafka_address("--kafka", given["kafka"])
+    told = given["kafka_advertise"]
+    told = None if told is None else _kafka_address("--kafka-advertise", told)
     tls = None
     if given["tls_cert"] is not None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -241,7 +255,7 @@ def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServe
             tls.load_verify_locations(given["tls_ca"])
             tls.verify_mode = ssl.CERT_REQUIRED
     made = given["kafka_create_topics"]
-    return KafkaServer(store, found[1].strip("[]"), int(found[2]), users, tls, made)
+    return KafkaServer(store, host, port, users, tls, made, told)
 
 
 def _is_loopback(host: str) -> bool:

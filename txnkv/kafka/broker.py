@@ -126,7 +126,8 @@ class Peer:
     """One connection.
 
     Attributes:
-        host, port: the address at which the client has reached the server: there it finds it again.
+        host, port: where the client finds the server again: the address at which it has come, by
+            the name that TLS tells; or what the server was given to tell.
         remote: the client's address.
         room: of memory for what requests become; `work` is what its request has of that.
         user: None before it has said who it is.

@@ -244,6 +244,7 @@ class KafkaServer:
         users: those who may; None: everybody may all.
         tls: of the connections; None: they are not encrypted.
         new_partitions: of topics that are made by being asked for; 0: none are.
+        advertise: host and port that clients are told; None: those at which they have come.
 
     Attributes:
         port: where it listens.
@@ -261,8 +262,12 @@ class KafkaServer:
         users: Users | None = None,
         tls: ssl.SSLContext | None = None,
         new_partitions: int = 0,
+        advertise: tuple[str, int] | None = None,
     ) -> None:
         self._tls = tls
+        self._advertise = advertise
+        if tls is not None and advertise is None:
+            tls.sni_callback = _note_name
         self._lock = new_lock()
         self._open: set[_Connection] = set()
         self._closing = False
@@ -318,7 +323,7 @@ class KafkaServer:
                 )  # fmt: skip
                 time.sleep(_PAUSE)
                 continue
-            host, port = connection.getsockname()[:2]
+            host, port = self._advertise or connection.getsockname()[:2]
             peer = Peer(host, port, str(address[0]), self._broker.work, self._broker.newcomer())
             made = _Connection(peer, connection)
             made.thread = threading.Thread(
@@ -355,6 +360,7 @@ class KafkaServer:
                     connection.channel, server_side=True, do_handshake_on_connect=False
                 )
                 channel.do_handshake()
+                peer.host = channel.server_hostname or peer.host
             requests = _Requests(_Channel(connection.channel), peer)
             peer.has_hung_up = requests.channel.has_hung_up
             while not peer.closing.is_set() and self._answer(requests, peer):
@@ -443,6 +449,11 @@ class KafkaServer:
             if not any(field.name == "error_code" for field in request.api.answer):
                 raise MalformedError(f"{request.api.name}: {text}") from None
             return {"error_code": code, "error_message": text}
+
+
+def _note_name(channel: Any, name: str | None, _: ssl.SSLContext) -> None:
+    """Note the name that a client has connected to, under which it finds the certificate right."""
+    channel.server_hostname = name
 
 
 def _require_size(size: int, most: int) -> None:

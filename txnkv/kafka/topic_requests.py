@@ -1,7 +1,7 @@
 """Metadata, topics and their options, and who a client is.
 
 A store is a cluster of one broker, which leads every partition and is its only replica. The address
-that clients are told is the one at which they have come.
+that clients are told is the one at which they have come, or what `--kafka-advertise` says.
 """
 
 from __future__ import annotations
