@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 import txnkv
@@ -26,7 +24,6 @@ from tests.threads import at_once
 from tools.forked import Popen
 from txnkv.remote import remote_client
 from txnkv.remote.remote_transaction import RemoteTransaction
-from txnkv.server import Server
 
 Remote = Callable[..., txnkv.Client]
 
@@ -395,22 +392,6 @@ def test_who_lost_goes_before_who_comes(
     assert had == [False, False, True]
     assert not way.way_until  # though the server does not know yet that the run is over
     assert store.table("t").get(1) == {"id": 1, "v": "3"}
-
-
-def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[..., Server]) -> None:
-    store.table("t").insert((1, "a"))
-    store.table("t").insert((2, "b"))
-    client = fl.FlightClient(f"grpc://127.0.0.1:{serve().port}")
-    (info,) = client.list_flights()
-    assert info.total_records == 2
-    assert info.schema == store.table("t").schema.arrow
-    found = client.get_flight_info(fl.FlightDescriptor.for_path("t"))
-    assert client.do_get(found.endpoints[0].ticket).read_all().num_rows == 2
-    asked = {"table": "t", "columns": ["v"], "where": [["id", ">", 1]]}
-    read = client.do_get(fl.Ticket(json.dumps(asked).encode())).read_all()
-    assert read.to_pylist() == [{"v": "b"}]
-    with pytest.raises(fl.FlightServerError, match="no table 'none'"):
-        client.get_flight_info(fl.FlightDescriptor.for_path("none"))
 
 
 def test_who_only_reads_is_told_all_that_is_read(store: txnkv.Client, remote: Remote) -> None:

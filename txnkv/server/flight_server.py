@@ -61,6 +61,10 @@ _WAITED: Final = ("sends", "rows")
 
 _MIDDLEWARE: Final = "user"
 
+_OURS: Final = pack({})[:1]
+"""The first byte of a client's request; what begins with another was written by anybody."""
+_TICKET: Final = ("table", "columns", "where", "limit")
+
 
 def _open(path: str, addresses: tuple[str, ...], keepalive: float) -> Client:
     found = connect_here(path, create=False, keepalive_time=keepalive)
@@ -161,7 +165,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         user = self._user(context)
         with _told_in_header():
-            if ticket.ticket[:1] == b"{":
+            if ticket.ticket[:1] != _OURS:
                 reader = self._of_anybody(user, ticket.ticket)
             else:
                 body = self._body(ticket.ticket)
@@ -386,14 +390,12 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         return chunk.data
 
     def _of_anybody(self, user: User, data: bytes) -> Any:
-        try:
-            asked = json.loads(data)
-            name, columns = asked["table"], asked.get("columns")
-            where = [tuple(each) for each in asked.get("where") or []]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"the ticket names no table: {error}") from None
+        asked = _asked(data)
+        name, where = asked["table"], [tuple(each) for each in asked.get("where") or ()]
         user.require("read", About("table", name))
-        scan = self._client.table(name).scan(columns, where or None, limit=asked.get("limit"))
+        scan = self._client.table(name).scan(
+            asked.get("columns"), where or None, limit=asked.get("limit")
+        )
         batches = scan.to_batches()
         return pa.RecordBatchReader.from_batches(scan.schema, batches)
 
@@ -403,6 +405,30 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         descriptor = fl.FlightDescriptor.for_path(name)
         endpoints = [fl.FlightEndpoint(ticket, [])]
         return fl.FlightInfo(table.schema.arrow, descriptor, endpoints, table.count(), -1)
+
+
+def _asked(data: bytes) -> dict[str, Any]:
+    """The members of a ticket that anybody has written.
+
+    Raises:
+        ValueError: it is none, or has others: without them it would ask for the whole table.
+    """
+    try:
+        asked = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the ticket is no JSON: {error}") from None
+    if not isinstance(asked, dict):
+        raise ValueError('the ticket is no object, as {"table": "orders"}')
+    for name in asked.keys() - set(_TICKET):
+        raise ValueError(f"a ticket has no {name!r}; it has {', '.join(_TICKET)}")
+    if not isinstance(asked.get("table"), str):
+        raise ValueError("the ticket names no table: its `table` is a text, the table's name")
+    where = asked.get("where")
+    if where is not None and (
+        not isinstance(where, list) or not all(isinstance(each, list) for each in where)
+    ):
+        raise ValueError(f"where is a list of lists, as [['id', '>', 5]], not {where!r}")
+    return asked
 
 
 class _Members(dict[str, Any]):
