@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
 import txnkv
-from txnkv.server import Server
+from txnkv.server import Server, Users, add_user
 
 
 def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[..., Server]) -> None:
@@ -25,8 +27,31 @@ def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[...
     asked = {"table": "t", "columns": ["v"], "where": [["id", ">", 1]]}
     read = client.do_get(fl.Ticket(json.dumps(asked).encode())).read_all()
     assert read.to_pylist() == [{"v": "b"}]
-    with pytest.raises(fl.FlightServerError, match="no table 'none'"):
-        client.get_flight_info(fl.FlightDescriptor.for_path("none"))
+    assert client.get_schema(fl.FlightDescriptor.for_path("t")).schema == info.schema
+    for ask, refused in (
+        (client.get_flight_info, fl.FlightServerError),
+        (client.get_schema, pa.ArrowInvalid),
+    ):
+        with pytest.raises(refused, match="no table 'none'"):
+            ask(fl.FlightDescriptor.for_path("none"))
+        with pytest.raises(refused, match="a path of one part"):
+            ask(fl.FlightDescriptor.for_command(b"t"))
+
+
+def test_who_has_no_right_to_a_table_is_not_told_its_schema(
+    store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    token = add_user(tmp_path / "users", "ann", "read", ["others"], ["*"])
+    client = fl.FlightClient(f"grpc://127.0.0.1:{serve(Users(tmp_path / 'users')).port}")
+    known = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+    for ask, refused in (
+        (client.get_flight_info, fl.FlightUnauthorizedError),
+        (client.get_schema, pa.ArrowInvalid),
+    ):
+        with pytest.raises(refused, match="no right to read"):
+            ask(fl.FlightDescriptor.for_path("t"), known)
+        with pytest.raises((fl.FlightUnauthenticatedError, OSError), match="wants a token"):
+            ask(fl.FlightDescriptor.for_path("t"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
                            {"table": "orders", "columns": ["id"], "where": [["id", ">", 5]]}
     DoPut     a command    a call that takes batches; the last one says that it is the last
     ListFlights, GetFlightInfo    the tables, each with a ticket: any Flight client reads them
+    GetSchema                     of a table
 
 It opens the store as any process does; several may serve one. It holds nothing that has to outlive
 it: what was committed is in the store, what was not is gone with it, as with any process.
@@ -210,13 +211,24 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                     yield self._info(name)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        user = self._user(context)
         with _told_in_header():
-            if len(descriptor.path or []) != 1:
-                raise ValueError("a flight is named by a path of one part, the name of a table")
-            name = descriptor.path[0].decode()
-            user.require("read", About("table", name))
-            return self._info(name)
+            return self._info(self._named(context, descriptor))
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        try:
+            table = self._client.table(self._named(context, descriptor))
+            return fl.SchemaResult(table.schema.arrow)
+        except Exception as error:  # here pyarrow takes errors of its Flight for unknown ones
+            raise ValueError(str(_known(error))[:1000]) from None
+
+    def _named(self, context: Any, descriptor: Any) -> str:
+        """The name of a table that the user may read."""
+        user = self._user(context)
+        if len(descriptor.path or []) != 1:
+            raise ValueError("a flight is named by a path of one part, the name of a table")
+        name: str = descriptor.path[0].decode()
+        user.require("read", About("table", name))
+        return name
 
     # -- requests ----------------------------------------------------------------------
 
