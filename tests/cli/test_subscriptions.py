@@ -83,6 +83,8 @@ def test_consumer_groups_are_listed_too(messages, run):
         groups = [(each["name"], each["lag"]) for each in found if each["type"] == "group"]
         assert groups == [("f", 3), ("g", 2)]
         assert {frozenset(each) for each in found} == {frozenset(found[0])}
+        lines = run("group", "list", messages, "events").out.splitlines()
+        assert lines[-1].endswith(" 0 members, Kafka's not counted")
         with client.consumer("events", group="g") as member:
             member.poll(timeout=0)
             lines = run("group", "list", messages, "events").out.splitlines()
@@ -105,15 +107,19 @@ def test_a_consumer_group_is_shown_moved_and_dropped(messages, run, invoke):
             out = run("group", "show", *where).out
             assert one["process"] in out
             assert "committed" in out
+            assert "Kafka" not in out
             assert invoke("group", "drop", *where).status == 1
-            moved = run("group", "seek", *where, "--to", "1", "-p", "1", "--json").json
-            assert moved["committed"] == [3, 1]
+            moved = run("group", "seek", *where, "--to", "1", "-p", "1", "--json")
+            assert (moved.json["committed"], moved.err) == ([3, 1], "")
             member._next_look = 0
             assert [message.id for message in member.poll(timeout=0)] == [(1, 1), (1, 2)]
         assert "ends at 3" in invoke("group", "seek", *where, "--to", "9", "-p", "1").err
-        out = run("group", "seek", *where, "--to", "earliest").out
-        assert out == "moved g: partition 0 at 0, 1 at 0\n"
-        assert run("group", "drop", *where).out == "dropped g\n"
+        assert "those that are Kafka's clients are not known" in run("group", "show", *where).out
+        moved = run("group", "seek", *where, "--to", "earliest")
+        assert moved.out == "moved g: partition 0 at 0, 1 at 0\n"
+        assert "Kafka's clients are not known here: stop them first" in moved.err
+        dropped = run("group", "drop", *where)
+        assert (dropped.out, dropped.err) == ("dropped g\n", moved.err)
         assert client.table("kafka_offsets").count() == 0
         assert "no subscription or group 'g'" in invoke("group", "show", *where).err
 

@@ -37,6 +37,10 @@ from txnkv.topics import (
 )
 
 _GROUP: Final = "group"
+_UNDONE: Final = (
+    "members that are Kafka's clients are not known here: stop them first, or their next commit "
+    "undoes it"
+)
 
 name_argument = click.argument("name", metavar="NAME")
 
@@ -56,7 +60,7 @@ def list_(store: str, topic: str | None, as_json: bool) -> None:
     Leased messages are delivered and not acknowledged, free ones were given back, the time of
     delayed ones has not come, and the acknowledgement of a pending one waits for the commit of its
     transaction. Consumer groups, Kafka's too, come last, with the lag of partitions that they
-    committed.
+    committed; members that are Kafka's clients are known to their server alone, and not counted.
     """
     documents = []
     with txnkv.connect(store, create=False, read_only=True) as client:
@@ -78,6 +82,7 @@ def list_(store: str, topic: str | None, as_json: bool) -> None:
             who = _process_text(each["consumer_pid"])
             if each["members"] is not None:
                 who = plural(each["members"], "member")
+                who += ", Kafka's not counted" * (not each["members"])
             rows.append([*(each[name] for name in texts), *counts, who])
         print_grid([*texts, *numbers, "consumer"], rows, right=numbers)
 
@@ -92,7 +97,8 @@ def show(store: str, topic: str, name: str, as_json: bool) -> None:
 
     What the one consumer of an exclusive subscription has is known to its process alone, unless
     deliveries are counted (max_deliveries, ack_timeout); pending acknowledgements of its small
-    transactions, too.
+    transactions, too. Members of a group that are Kafka's clients are known to their server alone,
+    and not shown.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
         if _is_group(client, topic, name):
@@ -147,7 +153,8 @@ def seek(
     What lies below is done, and all from there on is delivered. Consumers of a shared one go on
     there; that of another one is to be closed first. Transactions that acknowledged messages of
     the partition are to be ended first. With several partitions it moves one after the other.
-    Members of a group go on there; those of Kafka's clients when they begin again.
+    Members of a group go on there; those that are Kafka's clients must be stopped first, or their
+    next commit undoes it.
     """
     if where not in ("earliest", "latest") and not where.isdecimal():
         raise click.UsageError(f"--to is earliest, latest or an offset, not {where!r}")
@@ -162,6 +169,8 @@ def seek(
             raise click.UsageError("an offset is one of a partition: say which with -p")
         if is_group:
             committed = _move_group(client, client.topic(topic), name, numbers, to)
+            if not live_members(client, name, topic):  # who has some takes none of Kafka's
+                click.echo(_UNDONE, err=True)
         else:
             kind = cast("SubscriptionType", Planning.of(client).subscription(topic, name)[0].type)
             with client.topic(topic).subscribe(name, kind) as subscription:
@@ -184,12 +193,13 @@ def seek(
 def drop(store: str, topic: str, name: str, as_json: bool) -> None:
     """Forget the subscription NAME of TOPIC, or the positions of a group in it.
 
-    Open transactions that acknowledged its messages are aborted. Members of a group are to leave
-    first.
+    Open transactions that acknowledged its messages are aborted. Members of a group must leave
+    first; those that are Kafka's clients are not seen, and their next commit undoes it.
     """
     with txnkv.connect(store, create=False) as client:
         if _is_group(client, topic, name):
             _drop_group(client, client.topic(topic), name)
+            click.echo(_UNDONE, err=True)
         else:
             client.topic(topic).drop_subscription(name)
     tell(as_json, {"dropped": name}, f"dropped {name}")
@@ -200,9 +210,12 @@ def _show_group(document: dict[str, Any], as_json: bool) -> None:
         print_json(document)
         return
     names = ["partition", "committed", "lag", "member"]
+    if not document["members"]:
+        click.echo("members: none; those that are Kafka's clients are not known here")
     for part, columns in (("members", ["member", "process", "since"]), ("partitions", names)):
         rows = [["" if row[n] is None else str(row[n]) for n in columns] for row in document[part]]
-        print_grid(columns, rows, right=["partition", "committed", "lag", "member"])
+        if rows:
+            print_grid(columns, rows, right=["partition", "committed", "lag", "member"])
 
 
 def _is_group(client: txnkv.Client, topic: str, name: str) -> bool:
