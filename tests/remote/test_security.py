@@ -417,6 +417,9 @@ def test_files_that_are_no_certificates_or_do_not_fit(
     assert f"--tls-{wrong} {files[wrong]} {words}" in found.output
 
 
+KAFKA = ["--kafka", "127.0.0.1:0"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -426,8 +429,15 @@ def test_files_that_are_no_certificates_or_do_not_fit(
         (["--add-user", "ann"], "--auth FILE"),
         (["--kafka-create-topics", "1025"], "0<=x<=1024"),
         (["--kafka", "127.0.0.1:65536"], "a port up to 65535"),
-        (["--kafka-advertise", "store-host"], "--kafka-advertise store-host: take HOST:PORT"),
-        (["--kafka-advertise", "store-host:0"], "no client can reach port 0"),
+        ([*KAFKA, "--kafka-advertise", "store-host"], "--kafka-advertise store-host: take HOST"),
+        ([*KAFKA, "--kafka-advertise", "store-host:0"], "no client can reach port 0"),
+        (["--kafka-advertise", "store-host:9092"], "--kafka-advertise is for --kafka"),
+        (["--kafka-create-topics", "3"], "--kafka-create-topics is for --kafka"),
+        (["--auth", __file__, "--rights", "read"], "--rights is for --add-user"),
+        (["--tables", "orders*"], "--tables is for --add-user"),
+        (["--topics", "events"], "--topics is for --add-user"),
+        (["--advertise", "foo"], "--advertise foo: take grpc://HOST:PORT or grpc+tls://"),
+        (["--advertise", "grpc://[::1]:0"], "--advertise grpc://[::1]:0: take grpc://HOST:PORT"),
     ],
 )
 def test_the_command_lets_in_nobody_unawares(options: list[str], words: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
@@ -26,6 +27,17 @@ from txnkv.topics import MAX_PARTITIONS
 _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
+
+_ADVERTISED: Final = re.compile(rf"grpc(?:\+tcp|\+tls)?://{_ADDRESS.pattern}")
+
+_ONLY_WITH: Final = {
+    "rights": "add_user",
+    "tables": "add_user",
+    "topics": "add_user",
+    "kafka_advertise": "kafka",
+    "kafka_create_topics": "kafka",
+}
+"""Options that mean nothing without another."""
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 _LOOK_EVERY: Final = 1.0
@@ -188,11 +200,9 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
     found = _LISTEN.fullmatch(listen)
     if found is None:
         raise click.UsageError(f"--listen {listen}: take grpc://HOST:PORT or grpc+tls://HOST:PORT")
+    _check_others(given)
     if given["kafka"] is not None:
         _check_kafka(given["kafka"], auth, given)
-    told = given["kafka_advertise"]
-    if told is not None and not _kafka_address("--kafka-advertise", told)[1]:
-        raise click.UsageError(f"--kafka-advertise {told}: no client can reach port 0")
     scheme, host, _ = found.groups()
     cert, key, ca = given["tls_cert"], given["tls_key"], given["tls_ca"]
     insecure = given["insecure"]
@@ -223,6 +233,24 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
     if ca is not None:
         options |= {"verify_client": True, "root_certificates": ca.read_bytes()}
     return options, host
+
+
+def _check_others(given: dict[str, Any]) -> None:
+    """Refuse options that would do nothing, and addresses that nobody could reach."""
+    source = click.get_current_context().get_parameter_source
+    for name, other in _ONLY_WITH.items():
+        if source(name) is not ParameterSource.DEFAULT and given.get(other) is None:
+            option, needed = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise click.UsageError(f"{option} is for {needed}")
+    for address in given["advertise"]:
+        found = _ADVERTISED.fullmatch(address)
+        if found is None or not 0 < int(found[2]) < 1 << 16:
+            raise click.UsageError(
+                f"--advertise {address}: take grpc://HOST:PORT or grpc+tls://HOST:PORT"
+            )
+    told = given["kafka_advertise"]
+    if told is not None and not _kafka_address("--kafka-advertise", told)[1]:
+        raise click.UsageError(f"--kafka-advertise {told}: no client can reach port 0")
 
 
 def _check_kafka(address: str, auth: Path | None, given: dict[str, Any]) -> None:
