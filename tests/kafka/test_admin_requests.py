@@ -34,6 +34,20 @@ def asked_for(wire: Wire, name: str, **body: Any) -> tuple[int, int]:
     return found["error_code"], len(found["partitions"])
 
 
+def test_a_wrong_value_of_an_option_is_told_from_an_option_that_there_is_not(wire: Wire) -> None:
+    for name, value, words in (
+        ("cleanup.policy", "compacted", "cleanup.policy has no value 'compacted'"),
+        ("retention.ms", "long", "retention.ms has no value 'long'"),
+        ("segment.bytes", "0", "segment.bytes has no value '0'"),
+        ("min.insync.replicas", "2", "min.insync.replicas=2 cannot be had: leave it away"),
+        ("none", "1", "none=1 cannot be had: leave it away"),
+    ):
+        topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
+        topic["configs"] = [{"name": name, "value": value}]
+        (made,) = wire.ask("CreateTopics", topics=[topic])["topics"]
+        assert (made["error_code"], made["error_message"]) == (Code.INVALID_CONFIG, words)
+
+
 def test_topics_are_made_by_being_asked_for_where_the_server_is_told_so(
     store: txnkv.Client,
     serve: Callable[..., KafkaServer],

@@ -466,9 +466,9 @@ def test_topics_are_made_and_dropped(store: txnkv.Client, wire: Wire) -> None:
     assert made["error_code"] == 0
     assert ("retention.ms", "60000") in [(e["name"], e["value"]) for e in made["configs"]]
     assert make("t")["error_code"] == Code.TOPIC_ALREADY_EXISTS
-    assert make("a b")["error_code"] == Code.INVALID_TOPIC
+    assert "up to 249 letters" in make("a b")["error_message"]
+    assert "not . or .. alone" in make("..")["error_message"]
     assert make("u", factor=3)["error_code"] == Code.INVALID_REPLICATION_FACTOR
-    assert make("u", cleanup_policy="compacted")["error_code"] == Code.INVALID_CONFIG
     assert make("u", count=0)["error_code"] == Code.INVALID_PARTITIONS
     info = store.topic("t").info
     assert (len(info.partitions), info.options.retention_seconds) == (3, 60.0)

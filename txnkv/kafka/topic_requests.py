@@ -180,7 +180,8 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
         name = told["name"]
         peer.require("admin", name)
         if not _is_name(name):
-            raise KafkaError(Code.INVALID_TOPIC, f"{name!r}: letters, digits, . _ and - are taken")
+            text = f"{name!r}: up to 249 letters, digits, . _ and - are a name, not . or .. alone"
+            raise KafkaError(Code.INVALID_TOPIC, text)
         if told["replication_factor"] not in (-1, 1):
             raise KafkaError(Code.INVALID_REPLICATION_FACTOR, "there is one broker: say 1")
         placed = {each["partition_index"]: each["broker_ids"] for each in told["assignments"]}
@@ -277,6 +278,9 @@ _CHANGED: Final = {
 }
 """Options that may be changed, and what they are where nobody says it."""
 
+_MADE: Final = ("segment.bytes", "segment.ms", "txnkv.buffer")
+"""Options that may be said when a topic is made."""
+
 _POLICIES: Final[dict[str, dict[str, Any]]] = {
     "delete": {"cleanup": "delete"},
     "compact": {"cleanup": "compact", "all": True},
@@ -328,9 +332,9 @@ def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dic
             if any(found.get(each, 1) <= 0 for each in _SIZES):
                 raise ValueError(name)
         except (KeyError, ValueError):
-            raise KafkaError(
-                Code.INVALID_CONFIG, f"{name}={value} cannot be had: leave it away"
-            ) from None
+            had = name in _CHANGED or (name in _MADE and name not in fixed)
+            text = f"has no value {value!r}" if had else f"={value} cannot be had: leave it away"
+            raise KafkaError(Code.INVALID_CONFIG, f"{name}{' ' * had}{text}") from None
     if found.pop("all", False):
         found |= dict.fromkeys(_KEPT)
     return found
