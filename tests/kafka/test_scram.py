@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_who_is_right_waits_for_nobody_who_is_wrong(tmp_path: Path, monkeypatch:
     token = add_user(tmp_path / "users", "ann", "read", [], [])
     known = Users(tmp_path / "users")
     go_on = threading.Event()
-    monkeypatch.setattr(users, "time", SimpleNamespace(sleep=lambda _: go_on.wait(60)))
+    slow = SimpleNamespace(sleep=lambda _: go_on.wait(60), monotonic=time.monotonic)
+    monkeypatch.setattr(users, "time", slow)
     with ThreadPoolExecutor(8) as pool:
         wrong = [pool.submit(known.of_token, f"ann.wrong{number}") for number in range(8)]
         try:
@@ -129,6 +131,24 @@ def test_who_is_right_waits_for_nobody_who_is_wrong(tmp_path: Path, monkeypatch:
         for each in wrong:
             with pytest.raises(txnkv.AuthenticationError):
                 each.result(60)
+
+
+def test_wrong_tokens_are_told_of_now_and_then(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each user: nobody hides behind another. A line for each filled the log."""
+    now = [1.0]
+    clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: now[0])
+    monkeypatch.setattr(users, "time", clock)
+    add_user(tmp_path / "users", "ann", "read", [], [])
+    known = Users(tmp_path / "users")
+    for seconds in (1.0, 10.0, 11.0):
+        now[0] = seconds
+        for token in ("ann.wrong", "eve.wrong", "joe.wrong"):
+            with pytest.raises(AuthenticationError):
+                known.of_token(token)
+    told = ["a wrong token, for ann", "a wrong token, for nobody that is known"]
+    assert caplog.messages == told * 2
 
 
 def _proof(token: str, verifier: ScramVerifier) -> bytes:

@@ -57,6 +57,8 @@ _N, _R, _P = 1 << 14, 8, 1
 _SLOW_SECONDS: Final = 0.5
 _SLOWEST: Final = 64
 """So many failures wait at once; the others are told at once. Who is right waits for none."""
+_QUIET_SECONDS: Final = 10.0
+"""Between two lines of the log about failures of one user."""
 
 SCRAM: Final = "SCRAM-SHA-256"
 SCRAM_ITERATIONS: Final = 4096
@@ -189,6 +191,7 @@ class Users:
         self._key = os.urandom(32)
         self._right: dict[bytes, tuple[str, str]] = {}
         self._failing = 0
+        self._quiet: dict[str, float] = {}
         self._hashing = new_lock()
         self._look()
 
@@ -227,7 +230,13 @@ class Users:
             with self._lock:
                 self._failing -= 1
         known = name if name in self._users else "nobody that is known"
-        _log.warning("a wrong token, for %s", known)
+        now = time.monotonic()
+        with self._lock:
+            loud = now >= self._quiet.get(known, now)
+            if loud:  # whoever tries again and again fills no log
+                self._quiet[known] = now + _QUIET_SECONDS
+        if loud:
+            _log.warning("a wrong token, for %s", known)
         return AuthenticationError("the token is nobody's: ask who runs the server for one")
 
     def scram_of(self, name: str) -> ScramVerifier:
