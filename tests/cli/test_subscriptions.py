@@ -91,6 +91,12 @@ def test_consumer_groups_are_listed_too(messages, run):
             assert lines[-1].split() == ["g", "group", "2", "0", "0", "0", "0", "1", "member"]
 
 
+def test_a_line_of_the_list_is_one_of_a_name(messages, run):
+    with txnkv.connect(messages) as client:
+        client.topic("events").subscribe("a\nb\tc").close()
+    assert r"a\nb\tc   exclusive" in run("group", "list", messages, "events").out
+
+
 def test_a_consumer_group_is_shown_moved_and_dropped(messages, run, invoke):
     where = (messages, "events", "g")
     with txnkv.connect(messages) as client:

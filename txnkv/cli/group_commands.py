@@ -83,7 +83,7 @@ def list_(store: str, topic: str | None, as_json: bool) -> None:
             if each["members"] is not None:
                 who = plural(each["members"], "member")
                 who += ", Kafka's not counted" * (not each["members"])
-            rows.append([*(each[name] for name in texts), *counts, who])
+            rows.append([*(each[name].replace("\n", "\\n") for name in texts), *counts, who])
         print_grid([*texts, *numbers, "consumer"], rows, right=numbers)
 
 
