@@ -79,6 +79,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"partitions": 0}, ValueError, "a topic has 1 to 1024 partitions, not 0"),
     ({"partitions": 1025}, ValueError, "a topic has 1 to 1024 partitions, not 1025"),
     ({"partitions": "4"}, ValueError, "partitions, not '4'"),
+    ({"partitions": True}, ValueError, "partitions, not True"),
+    ({"retention_seconds": False}, TypeError, "retention_seconds is a number of seconds"),
+    ({"retention_bytes": False}, TypeError, "retention_bytes is a number of bytes"),
     ({"altered": 4}, TypeError, "can be changed, not altered"),
 ]
 

@@ -58,6 +58,15 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         TopicOptions(**options)
 
 
+def test_false_that_was_let_pass_is_0_still() -> None:
+    """Stores have it, and their topics are to open."""
+    text = TopicOptions(retention_seconds=0, tombstone_seconds=7).to_json()
+    text = text.replace('"retention_seconds": 0', '"retention_seconds": false')
+    made = TopicOptions.from_json(text)
+    assert (made.retention_seconds, made.tombstone_seconds) == (0, 7)
+    assert made.retention_seconds is not False
+
+
 def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
     engine = internals.topics(client)
     (partition,) = create(client)

@@ -166,6 +166,7 @@ class SubscriptionInfo:
             names = ", ".join(SubscriptionOptions.__annotations__)
             raise TypeError(f"a subscription has options {names}, not {', '.join(sorted(unknown))}")
         info = replace(self, **options)
+        require_number("redelivery_delay", options.get("redelivery_delay", 0))
         if info.max_deliveries is not None:
             info = replace(info, max_deliveries=as_index("max_deliveries", info.max_deliveries))
         if info.max_deliveries is None and "dead_letter" not in options:
@@ -222,6 +223,8 @@ def check(info: SubscriptionInfo) -> None:
         raise ValueError(f"max_deliveries is None or at least 1, not {info.max_deliveries!r}")
     if not isinstance(info.dead_letter, str | None):
         raise TypeError(f"dead_letter is the name of a topic, not {info.dead_letter!r}")
+    if info.dead_letter == "":
+        raise ValueError("dead_letter is the name of a topic, not ''")
     if info.dead_letter is not None and info.max_deliveries is None:
         raise ValueError("dead_letter goes with max_deliveries, the number of deliveries before it")
     if info.order not in ("offset", "commit"):

@@ -162,13 +162,13 @@ UPGRADE_2_TO_3 = _CATALOG + _PRODUCERS + _SUBSCRIPTIONS
 UPGRADE_3_TO_4 = _STAGED
 SCHEMA = UPGRADE_2_TO_3 + UPGRADE_3_TO_4
 
-
 BUFFERS: Final = get_args(Buffer)
 CODECS: Final = get_args(Compression)
 CLEANUPS: Final = get_args(Cleanup)
 KIND: Final = payload.TOPIC
 MAX_PARTITIONS: Final = 1024
 _FOREVER: Final = 1e11  # seconds, whose microseconds are a timestamp
+_AGES: Final = ("retention_seconds", "tombstone_seconds")
 
 
 class TopicChanges(TypedDict, total=False):
@@ -229,17 +229,18 @@ class TopicOptions:
             raise ValueError(f"compression is None, 'lz4' or 'zstd', not {self.compression!r}")
         if self.cleanup not in CLEANUPS:
             raise ValueError(f"cleanup is 'delete' or 'compact', not {self.cleanup!r}")
-        for name in ("retention_seconds", "retention_bytes", "tombstone_seconds"):
-            require_number(name, (value := getattr(self, name)) or 0, name.rpartition("_")[2])
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} is None or at least 0, not {value!r}")
+        for name in (*_AGES, "retention_bytes"):
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, name.rpartition("_")[2])
+                if not value >= 0:
+                    raise ValueError(f"{name} is None or at least 0, not {value!r}")
         if self.tombstone_seconds is None:
             raise ValueError("tombstone_seconds is a number, not None")
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
             require_number(name, value := getattr(self, name), name.rpartition("_")[2])
             if not value > 0:
                 raise ValueError(f"{name} is above 0, not {value!r}")
-        for name in ("retention_seconds", "segment_seconds", "tombstone_seconds"):
+        for name in (*_AGES, "segment_seconds"):
             if (getattr(self, name) or 0) > _FOREVER:
                 object.__setattr__(self, name, _FOREVER)
         for name in ("retention_bytes", "segment_bytes", "max_message_bytes"):
@@ -288,6 +289,7 @@ class TopicOptions:
     @classmethod
     def from_json(cls, text: str) -> TopicOptions:
         document = json.loads(text)
+        document |= {name: 0 for name in _AGES if document.get(name) is False}  # as it was let pass
         declared = document.pop("value_schema", None)
         return cls(**document).with_values(values.from_document(declared) if declared else ())
 
@@ -378,14 +380,13 @@ def _require_compactable(buffer: str, options: TopicOptions) -> None:
 
 
 def _add_partitions(cur: apsw.Cursor, topic_id: int, numbers: range) -> None:
-    cur.executemany(
-        "INSERT INTO partitions (topic_id, number) VALUES (?, ?)",
-        [(topic_id, number) for number in numbers],
-    )
+    row = "INSERT INTO partitions (topic_id, number) VALUES (?, ?)"
+    cur.executemany(row, [(topic_id, number) for number in numbers])
 
 
 def _count(partitions: int) -> int:
-    if hasattr(partitions, "__index__") and 1 <= partitions <= MAX_PARTITIONS:
+    whole = hasattr(partitions, "__index__") and partitions is not True
+    if whole and 1 <= partitions <= MAX_PARTITIONS:
         return int(partitions)
     raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
 
@@ -409,8 +410,7 @@ def alter(
         SchemaError: of `values_of`.
         NotSupportedError: key compaction of a topic with buffer="sidecar".
     """
-    unknown = sorted(changes.keys() - set(CHANGEABLE))
-    if unknown:
+    if unknown := sorted(changes.keys() - set(CHANGEABLE)):
         raise TypeError(
             f"of a topic {', '.join(CHANGEABLE)} can be changed, not {', '.join(unknown)}"
         )

@@ -83,17 +83,13 @@ def begin(
     if isolation not in ISOLATIONS or locking not in LOCKINGS:
         one_of("isolation", isolation, ISOLATIONS)
         one_of("locking", locking, LOCKINGS)
-    try:
-        if timeout.__class__ is bool or lock_timeout.__class__ is bool:
-            raise TypeError
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
-        if not lock_timeout >= 0:
-            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
-    except TypeError:
+    if timeout.__class__ is not float or lock_timeout.__class__ is not float:
         require_number("timeout", 0 if timeout is None else timeout)
         require_number("lock_timeout", lock_timeout)
-        raise
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+    if not lock_timeout >= 0:
+        raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
     coordinator = instance.coordinator
     holding = history.hold(coordinator, spare)
     row = coordinator.begin(
@@ -139,8 +135,8 @@ class Retries:
     """
 
     def __init__(self, metrics: Metrics, attempts: int | None, deadline: float | None) -> None:
-        require_number("attempts", attempts or 1, "attempts", whole=True)
-        require_number("deadline", deadline or 0)
+        require_number("attempts", 1 if attempts is None else attempts, "attempts", whole=True)
+        require_number("deadline", 0 if deadline is None else deadline)
         if attempts is not None and attempts < 1:
             raise ValueError(f"attempts is None or at least 1, not {attempts}")
         if deadline is not None and not deadline >= 0:

@@ -143,6 +143,8 @@ def test_a_dead_letter_topic_is_a_name(topic: txnkv.Topic) -> None:
     wrong: Any = topic
     with pytest.raises(TypeError, match="dead_letter is the name of a topic, not <Topic"):
         topic.subscribe("s", max_deliveries=1, dead_letter=wrong)
+    with pytest.raises(ValueError, match="dead_letter is the name of a topic, not ''"):
+        topic.subscribe("s", max_deliveries=1, dead_letter="")
     assert topic.subscriptions() == []
 
 
