@@ -564,6 +564,7 @@ def test_counts_are_numbers_above_0(
         ("max_messages", lambda: member.poll(max_messages=given)),
         ("max_bytes", lambda: topic.consumer(max_bytes=given)),
         ("max_bytes", lambda: topic.subscribe("z", max_bytes=given)),
+        ("max_bytes", lambda: client.consumer(topic, group="g", max_bytes=given)),
         ("max_poll_seconds", lambda: client.consumer(topic, group="g", max_poll_seconds=given)),
     ):
         with pytest.raises(kind, match=name):

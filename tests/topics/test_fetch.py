@@ -112,6 +112,14 @@ def test_arguments_that_make_no_sense(topic: Any) -> None:
         topic.fetch(1, 0)
 
 
+def test_a_size_above_all_is_the_largest(client: txnkv.Client, topic: Any) -> None:
+    """It was an OverflowError."""
+    with client.transaction() as txn:
+        txn.send(topic, "a")
+    for most in (1 << 62, 1 << 63, 1 << 64, 10**400):
+        assert found(topic, max_bytes=most) == [(0, 1)]
+
+
 def test_a_dropped_topic(client: txnkv.Client, topic: Any) -> None:
     small(client, [partition_of(client, topic)], [b"a"])
     client.drop_topic("events")

@@ -40,6 +40,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TxnkvError,
     as_index,
+    require_count,
     require_number,
     require_text,
 )
@@ -130,6 +131,7 @@ class GroupConsumer(Closing):
             raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
         if reset not in RESETS:
             raise ValueError(f"reset is one of {', '.join(RESETS)}, not {reset!r}")
+        require_count("max_bytes", max_bytes, "bytes")
         require_number("max_poll_seconds", max_poll_seconds)
         if not max_poll_seconds > 0:
             raise ValueError(f"max_poll_seconds is above 0, not {max_poll_seconds!r}")

@@ -133,7 +133,7 @@ class Topic(Closing):
             OffsetOutOfRangeError: the offset is below the log's start or above its end.
             ValueError: there is no such partition.
         """
-        offset, most = as_index("offset", offset), as_index("max_bytes", max_bytes)
+        offset, most = as_index("offset", offset), min(as_index("max_bytes", max_bytes), 1 << 62)
         require_count("max_bytes", most, "bytes")
         engine = self._engine()
         return fetch(engine, self._partition(partition, engine), offset, most, isolation)
