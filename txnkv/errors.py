@@ -276,6 +276,9 @@ def require_number(name: str, given: object, unit: str = "seconds", *, whole: bo
 
 def as_index(name: str, given: Any) -> int:
     """Return an integer, one of numpy's too, as Python's; TypeError for anything else."""
+    if given.__class__ is int:
+        found: int = given
+        return found
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise TypeError(f"{name} is a number, not the {type(given).__name__} {given!r}")
     return operator.index(given)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, UnavailableError
+from txnkv.errors import ClosedError, NotSupportedError, TxnkvError, UnavailableError, as_index
 from txnkv.storage import SharedWeakSet, WhenDropped, shielded
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
@@ -569,7 +569,7 @@ def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[t
     """Partitions and offsets of messages, as `ack` and `nack` take them.
 
     Raises:
-        TypeError: it is no message, id or list of them.
+        TypeError: it is no message, id or list of them, or an id of what are no integers.
         ValueError: it is a message of another topic than the subscription is of.
     """
     if isinstance(message, Message):
@@ -579,7 +579,7 @@ def message_ids(message: Acknowledged, subscription: SubscriptionInfo) -> list[t
             )
         return [(message.partition, message.offset)]
     if isinstance(message, MessageId):
-        return [message]
+        return [(as_index("a partition", message[0]), as_index("an offset", message[1]))]
     if isinstance(message, list | tuple):
         topic = subscription.messages
         found = [

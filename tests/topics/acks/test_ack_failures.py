@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import txnkv
@@ -44,6 +45,20 @@ def test_a_refused_ack_gives_nothing_of_its_transaction_back(acks: Acks, late: b
     assert acks.delivered() == []
     a.commit()
     assert acks.left() == ([0, 3, 4, 5] if late else [0, 1, 3, 4, 5])
+
+
+@pytest.mark.parametrize("wrong", [(0, 1.0), (0, 2.5), (0.0, 1), (0, True), (0, "1"), ("a", 0)])
+def test_an_id_of_what_are_no_integers_is_refused(acks: Acks, wrong: Any) -> None:
+    """Fractions were taken, and neighbours of theirs never came again."""
+    a, id = acks.begin("A"), MessageId(*wrong)
+    calls: list[Any] = [acks.sub.ack, acks.sub.nack, lambda id: acks.sub.ack([id], a)]
+    for call in [*calls, *[acks.sub.ack_cumulative] * acks.cumulative]:
+        with pytest.raises(TypeError, match=r"^(a partition|an offset) is a number, not the"):
+            call(id)
+    places: Any = np.arange(4)
+    acks.sub.ack(MessageId(places[0], places[3]), a)
+    a.commit()
+    assert acks.left() == [0, 1, 2, 4, 5]
 
 
 def test_an_ack_that_a_full_disk_refused_gives_nothing_back(
