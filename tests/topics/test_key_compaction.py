@@ -292,6 +292,23 @@ def test_messages_go_that_a_subscription_has_not_acknowledged(
     assert client.check().problems == []
 
 
+@pytest.mark.parametrize("type", ["exclusive", "shared", "key_shared"])
+def test_what_is_hidden_below_the_beginning_is_not_given(
+    client: txnkv.Client, topic: txnkv.Topic, type: Any
+) -> None:
+    """It was read ahead, and no loss, so nobody was told that it is gone."""
+    send(client, *[("a", f"{number}") for number in range(8)], ("z", "last"))
+    with topic.subscribe("s", type=type) as subscription:
+        (first,) = subscription.receive_many(1, timeout=0)
+        client.compact()
+        topic.truncate(7)
+        assert subscription.lost() == {0: 0}
+        assert [each.offset for each in subscription.receive_many(9, timeout=0)] == [7, 8]
+        subscription.ack(first)
+        assert subscription.committed() == {0: 7}
+    assert client.check().problems == []
+
+
 def test_readers_go_on(client: txnkv.Client, topic: txnkv.Topic) -> None:
     """One in the middle of a transaction in the order of commits, and one of a pinned range."""
     engine = internals.topics(client)

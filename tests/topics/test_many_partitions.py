@@ -13,6 +13,7 @@ from tests import internals
 from tests.topics.reading_tools import partition_of
 from tools.topic_writers import abort, begin, commit, send
 from txnkv.storage import lmdb_open
+from txnkv.topics import ranges, retention
 from txnkv.topics.read import commit_reader, log_view, offset_reader
 
 MANY = 60
@@ -134,6 +135,42 @@ def test_a_serializable_poll_looks_where_something_is_new(
     topic.alter(partitions=MANY + 1)
     send_to(client, topic, MANY)
     assert [message.partition for message in consumer.poll(timeout=0)] == [MANY]
+
+
+@pytest.mark.parametrize("cut", ["truncate", "retention"])
+@pytest.mark.usefixtures("by_hand")
+def test_a_cut_looks_at_the_cursors_of_its_partition(
+    client: txnkv.Client, topic: txnkv.Topic, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition loaded the cursors of all. Where none is behind, nothing is written."""
+    topic.subscribe("s").close()
+    send_to(client, topic, 0)
+    topic.subscribe("s").seek(0, 1)
+    send_to(client, topic, *range(1, MANY))
+    raised: list[int] = []
+    raise_marks = retention.raise_marks
+    monkeypatch.setattr(
+        retention, "raise_marks", lambda *args: (raised.append(args[1]), raise_marks(*args))
+    )
+    if cut == "retention":
+        topic.alter(retention_seconds=0)
+    made = 0
+    real = ranges.Cursor.__init__
+
+    def count(*args: Any, **options: Any) -> None:
+        nonlocal made
+        made += 1
+        real(*args, **options)
+
+    monkeypatch.setattr(ranges.Cursor, "__init__", count)
+    if cut == "truncate":
+        topic.truncate("latest")
+    else:
+        client.compact()
+    assert MANY <= made <= 3 * MANY
+    monkeypatch.undo()
+    assert topic.subscribe("s").lost() == dict.fromkeys(range(MANY), 1) | {0: 0}
+    assert raised == [*topic.info.partitions[1:]]
 
 
 @pytest.mark.parametrize(("order", "kind"), KINDS)

@@ -134,11 +134,12 @@ def unacknowledged_in(topics: Topics, partition: Partition, first: int, last: in
         subscriptions = subscription_catalog.of_topic(cur, partition.topic)
     for info in subscriptions:
         with topics.store.status.read() as cur:
-            cursor = ack_rows.load_cursors(cur, info.id).get(partition.id)
-        if cursor is None:
+            mark = ack_rows.mark_delete(cur, info.id, partition.id)
+            deleted = ack_rows.deleted_in(cur, info.id, partition.id, first, last)
+        if mark is None:
             continue
-        left = count_unacknowledged(topics, partition, cursor, first, last, info.isolation)
-        if left:
+        cursor = Cursor(mark, deleted)
+        if left := count_unacknowledged(topics, partition, cursor, first, last, info.isolation):
             found.append((info, left))
     return found
 
@@ -218,13 +219,8 @@ def surplus(
             return Surplus(starts, False)
         starts.append(following.base)
         total -= segment.bytes
-    last = segments[-1] if segments else None
-    idle = (
-        last is not None
-        and oldest is not None
-        and NEVER < last.max_timestamp < oldest
-        and end <= limit
-    )
+    newest = segments[-1].max_timestamp if segments else NEVER
+    idle = oldest is not None and NEVER < newest < oldest and end <= limit
     return Surplus(starts, idle)
 
 
@@ -332,7 +328,9 @@ def give_up(
     if not partition.environment.write(cut):
         return False
     tell_lost(topics, partition, lost, f"{by} took messages below offset {offset}")
-    if lost:
+    with topics.store.status.read() as cur:
+        least = ack_rows.least_mark(cur, partition.id)
+    if least is not None and least < offset:  # what key compaction hides may be read ahead, too
         with topics.store.status.write(sync=False) as cur:  # the leader's sweep does it, too
             raise_marks(cur, partition.id, offset)
     return True
