@@ -292,6 +292,53 @@ def test_messages_go_that_a_subscription_has_not_acknowledged(
     assert client.check().problems == []
 
 
+@pytest.mark.parametrize("taken", [2, 5])
+def test_what_is_hidden_in_hand_is_there_to_be_acknowledged_when_another_joins(
+    client: txnkv.Client, topic: txnkv.Topic, taken: int
+) -> None:
+    """The consumers read on from the cursor then, and took it for a gap."""
+    send(client, ("a", "0"), ("b", "1"), ("a", "2"), ("b", "3"), ("a", "4"))
+    with topic.subscribe("s", "key_shared") as one:
+        given = one.receive_many(taken, timeout=0)
+        client.compact()  # leaves 3 and 4
+        with topic.subscribe("s", "key_shared") as other:
+            one.ack(given[3:])
+            send(client, ("c", "5"), ("d", "6"))
+            for _ in range(3):
+                for each in (one, other):
+                    each.ack(each.receive_many(9, timeout=0))
+            with client.transaction() as txn:
+                txn.ack(one, given[:3])
+            for each in (one, other):
+                each.ack(each.receive_many(9, timeout=0))
+            assert (one.committed(), one.lag()) == ({0: 7}, {0: 0})
+    assert client.check().problems == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_hidden_in_hand_is_there_to_be_acknowledged_in_the_order_of_commits(
+    client: txnkv.Client, topic: txnkv.Topic, again: bool
+) -> None:
+    """Gaps are looked for behind the messages, and were found where they had been."""
+    send(client, *[("a", f"{number}") for number in range(6)])
+    with topic.subscribe("s", order="commit") as subscription:
+        given = subscription.receive_many(6, timeout=0)
+        if again:
+            subscription.nack(given)
+            given = subscription.receive_many(6, timeout=0)
+        send(client, ("z", "6"), ("a", "7"))
+        client.compact()
+        given += subscription.receive_many(1, timeout=0)
+        subscription.ack([given[3], given[6]])
+        send(client, ("y", "8"))
+        given += subscription.receive_many(9, timeout=0)
+        assert [each.offset for each in given] == list(range(9))
+        with client.transaction() as txn:
+            txn.ack(subscription, [*given[:3], *given[4:6], *given[7:]])
+        assert subscription.committed() == {0: 9}
+    assert client.check().problems == []
+
+
 @pytest.mark.parametrize("type", ["exclusive", "shared", "key_shared"])
 def test_what_is_hidden_below_the_beginning_is_not_given(
     client: txnkv.Client, topic: txnkv.Topic, type: Any

@@ -220,6 +220,16 @@ class _Waiting(NamedTuple):
     hash: int
 
 
+def _but(trail: Trail, leased: Ranges) -> Trail:
+    """The trail of a message without those that go by themselves."""
+    if trail.first < 0:
+        return trail._replace(loose=trail.loose.minus(leased))
+    offset, loose = trail.offset, trail.others.minus(leased)
+    first, _ = loose.touching(offset, offset)
+    loose.remove(first, offset)
+    return Trail(offset, first, loose)
+
+
 class KeySharedReader(LeaseReader):
     """For one of the consumers of a key_shared subscription; see `LeaseReader`."""
 
@@ -402,7 +412,10 @@ class KeySharedReader(LeaseReader):
             until = None
         elif until is None:
             place, until = self._place, self._until
-        new_lease(cur, self._info.id, id, each.trail, place, until)
+        trail = each.trail
+        if trail.first != trail.offset or trail.loose:
+            trail = _but(trail, self._leased_in(cur, id, trail.others))
+        new_lease(cur, self._info.id, id, trail, place, until)
         cur.execute(
             "UPDATE leases SET key_hash = ? WHERE subscription_id = ? AND partition_id = ? "
             "AND message = ?",
@@ -425,11 +438,25 @@ class KeySharedReader(LeaseReader):
         return offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1)
 
     def _gap(self, cur: apsw.Cursor, id: int, each: _Waiting) -> Ranges:
-        """Find what goes with a message that is deleted, and had no lease to go with."""
+        """Find what goes with a message that is deleted, and had no lease to go with: not those
+        that have leases themselves.
+        """
         gap, at = each.trail.others, each.message.offset
         if not gap or at not in ack_rows.deleted_in(cur, self._info.id, id, at, at + 1):
             return NONE
-        return gap.minus(ack_rows.deleted_in(cur, self._info.id, id, *gap.span))
+        gap = gap.minus(ack_rows.deleted_in(cur, self._info.id, id, *gap.span))
+        return gap.minus(self._leased_in(cur, id, gap))
+
+    def _leased_in(self, cur: apsw.Cursor, id: int, gap: Ranges) -> Ranges:
+        """Find messages that key compaction hides, and that are delivered."""
+        if not gap:
+            return NONE
+        found = cur.execute(
+            "SELECT message FROM leases WHERE subscription_id = ? AND partition_id = ? "
+            "AND message >= ? AND message < ? ORDER BY message",
+            (self._info.id, id, *gap.span),
+        )
+        return Ranges.of([offset for (offset,) in found])
 
     def _is_blocked(self, cur: apsw.Cursor, each: _Waiting, shut: set[int]) -> bool:
         """Tell whether another has messages of a key, or some of them come before.

@@ -178,7 +178,7 @@ class PartitionSource:
         first, last = offsets[0], offsets[-1]
         large, state, id = self._reader.large, self._state, self.partition.id
         plain = not (self._pieces or self._passed)
-        if plain and first == self._seen and _are_whole(offsets):
+        if plain and first == self._seen and last - first == len(offsets) - 1:
             self._seen = last + 1
             return
         for offset in offsets:
@@ -293,9 +293,8 @@ class CommitSource(PartitionSource):
         if self._ready:
             return True
         loaded = ends.has_new(self.partition.id, commits) and self._load()
-        self.moved = moved = commits.moved
         self._look_for_gaps(ends)
-        self.moved = moved
+        self.moved = commits.moved
         if not loaded:
             return False
         rows = commits.take(AHEAD)
@@ -322,6 +321,13 @@ class CommitSource(PartitionSource):
             pieces = state.pieces.get(id, {})
             for offset in [each for each in pieces if each in state.cursors[id]]:
                 state.gaps[id].update(pieces.pop(offset))  # it was acknowledged before
+
+    def _pass(self, upto: int) -> None:
+        """See `PartitionSource`. What was given is no gap, though key compaction may hide it."""
+        while self._seen < upto:
+            first, last = self._given.gap_from(self._seen)
+            self._seen = min(first, upto)
+            super()._pass(min(last, upto))
 
     def again(self, first: int, last: int) -> Iterator[Message]:
         """See `PartitionSource`."""
@@ -578,11 +584,6 @@ class ExclusiveReader(DeliveryReader):
             for first, last in back:
                 state.seen(id, first, min(last, upto))
                 state.give_back(id, max(first, upto), last)
-
-
-def _are_whole(offsets: Sequence[int]) -> bool:
-    """Tell whether ascending offsets have none between them."""
-    return offsets[-1] - offsets[0] == len(offsets) - 1
 
 
 def share_of(max_bytes: int, partitions: int) -> int:
