@@ -184,15 +184,20 @@ ALL_BY_TOKEN = BY_TOKEN.replace("joined.ack(", "joined.ack_cumulative(")
 
 
 @pytest.mark.parametrize("kind", ["small", "stored", "plain"])
+@pytest.mark.parametrize("joined", [True, False])
 def test_a_cumulative_ack_is_none_of_what_came_back_and_was_not_received_since(
-    client: txnkv.Client, elsewhere: Callable[..., Any], kind: str
+    client: txnkv.Client, elsewhere: Callable[..., Any], kind: str, joined: bool
 ) -> None:
     """A worker was killed with acks in a transaction; who followed deleted its messages with the
     later ones, and nobody had their effects.
     """
     acks = Acks(client, "exclusive", "small")
     dead = client.new_transaction()
-    elsewhere(ALL_BY_TOKEN, token=str(dead.serialize()), info=acks.sub.info, id=acks.messages[1].id)
+    token, id = str(dead.serialize()), acks.messages[1].id
+    if joined:
+        elsewhere(ALL_BY_TOKEN, token=token, info=acks.sub.info, id=id)
+    else:
+        acks.ack_to(1, dead)
     dead.rollback()
     if kind == "plain":
         acks.ack_to(3)
