@@ -83,11 +83,13 @@ def begin(
     if isolation not in ISOLATIONS or locking not in LOCKINGS:
         one_of("isolation", isolation, ISOLATIONS)
         one_of("locking", locking, LOCKINGS)
-    if timeout.__class__ is not float or lock_timeout.__class__ is not float:
-        require_number("timeout", 0 if timeout is None else timeout)
+    if timeout is not None:
+        if timeout.__class__ is not float:  # else it takes a while to tell
+            require_number("timeout", timeout)
+        if not timeout > 0:
+            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+    if lock_timeout.__class__ is not float:
         require_number("lock_timeout", lock_timeout)
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
     if not lock_timeout >= 0:
         raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
     coordinator = instance.coordinator
