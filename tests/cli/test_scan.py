@@ -129,6 +129,9 @@ def test_columns_limit_order(orders, run, misuse):
         assert [
             row["id"] for row in run("scan", orders, "orders", "--by", by, "--json").lines
         ] == wanted
+    for also in ("--ordered", "--descending"):
+        assert "--by tells the order" in misuse("scan", orders, "orders", "--by", "id", also)
+    assert "single commas" in misuse("scan", orders, "orders", "--by", "")
     assert "no column 'nope' to order by" in misuse("scan", orders, "orders", "--by", "nope")
 
 

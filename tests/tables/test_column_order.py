@@ -9,12 +9,13 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import txnkv
 from tests import internals
-from txnkv.tables.read import ordering, scan
+from txnkv.tables.read import ordering, scan, short_scan
 
 NAN = float("nan")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -190,8 +191,6 @@ def due(id: int) -> datetime:
         (None, ["state", "due"], 5),
         (None, ["-state", "-due"], 5),
         (None, "kind", 150),
-        ([("kind", "=", 3)], ["-kind", "-id"], 2),
-        ([("id", "=", 5)], ["-due"], 2),
     ],
     ids=str,
 )
@@ -215,10 +214,29 @@ def test_an_index_leads_to_the_first_ones(
 
     with monkeypatch.context() as patch, client.transaction() as txn:
         patch.setattr(scan, "plan", plan)
-        assert list(table.scan(where=where, ordered=ordered, limit=limit)) == wanted
+        scans = [table.scan(where=where, ordered=ordered, limit=limit) for _ in range(2)]
+        assert list(scans[0]) == wanted
+        found = scans[1].to_arrow()
+        assert found.schema == table.schema.arrow
+        assert same(found.to_pylist()) == wanted
+        batches = table.scan(["due", "id"], where, ordered=ordered, limit=limit).to_batches()
+        assert pa.Table.from_batches(batches)["id"].to_pylist() == [row["id"] for row in wanted]
         assert list(txn.scan(table, ["id"], where, ordered, limit)) == [
             {"id": row["id"]} for row in wanted
         ]
+
+
+def test_few_rows_are_sorted_without_a_plan(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = queue(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "plan", None)
+        kinds = table.scan(["id"], [("kind", "=", 3)], ordered=["-kind", "-id"], limit=2)
+        assert list(kinds) == [{"id": 9903}, {"id": 9803}]
+        assert [row["id"] for row in table.scan(where=[("id", "=", 5)], ordered="-due")] == [5]
+        some = table.scan(["id"], [("id", "<", 4)], ordered=["-state", "due"])
+        assert [row["id"] for row in some] == sorted([0, 2], key=due) + sorted([1, 3], key=due)
 
 
 def test_two_who_take_the_first_job_at_once(client: txnkv.Client) -> None:
@@ -233,6 +251,69 @@ def test_two_who_take_the_first_job_at_once(client: txnkv.Client) -> None:
         one.commit()
     (job,) = table.scan(**first)
     assert job["id"] == 20_000
+
+
+@pytest.mark.parametrize("first", ["state due", "due"])
+def test_of_two_indexes_the_narrower_one_is_read(client: txnkv.Client, first: str) -> None:
+    """It was the one that was made first: all jobs that are done were looked at, and conflicts."""
+    table = queue(client)
+    if first == "due":
+        client.drop_index(table, ["state", "due"])
+        client.create_index(table, "due")
+        client.create_index(table, ["state", "due"])
+    else:
+        client.create_index(table, "due")
+    txn = client.new_transaction(isolation="serializable")
+    (job,) = txn.scan(table, where=[("state", "=", "waits")], ordered="due", limit=1)
+    txn.update(table, {"id": job["id"], "state": "taken"})
+    table.update({"id": 1, "due": BEGIN - timedelta(days=1)})  # one that is done
+    txn.commit()
+
+
+def test_a_transaction_of_its_own_rows_looks_at_few(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, looked = queue(client), 0
+    rows_of = short_scan.rows_of
+
+    def counted(tables: Any, writer: Any, view: Any, keys: Any, *args: Any) -> Any:
+        nonlocal looked
+        keys = list(keys)
+        looked += len(keys)
+        return rows_of(tables, writer, view, keys, *args)
+
+    monkeypatch.setattr(short_scan, "rows_of", counted)
+    where = [("state", "in", ["done", "waits", "taken"]), ("kind", "=", 101)]
+    with client.transaction() as txn:
+        txn.insert(table, (10_000, "waits", BEGIN, 101))
+        asked = {"where": where, "ordered": "due", "limit": 2}
+        assert [row["id"] for row in txn.scan(table, **asked)] == [10_000]
+        assert looked <= 600
+
+
+def test_rows_that_are_wide(client: txnkv.Client) -> None:
+    """At 1 MB of those that an index had found it sorted all, in memory."""
+    types = {"id": "int64", "v": "int64", "s": "string"}
+    table = client.create_table("t", txnkv.Schema(types, ["id"]))
+    client.create_index(table, "v")
+    with client.transaction() as txn:
+        for id in range(60):
+            txn.insert(table, (id, -id, "x" * 100_000))
+    first = {"ordered": "v", "limit": 30}
+    assert [row["id"] for row in table.scan(**first)] == list(range(59, 29, -1))
+    assert table.scan(["id"], **first).to_arrow()["id"].to_pylist() == list(range(59, 29, -1))
+
+
+def test_a_column_twice_and_limits_of_numpy(client: txnkv.Client) -> None:
+    table = queue(client)
+    for limit in (np.int8(5), np.uint8(250), 2000):
+        for ordered in ("due", ["-kind", "due"]):
+            scan = table.scan(["id", "id"], ordered=ordered, limit=limit)
+            (column, again) = scan.to_arrow().columns
+            assert column.equals(again)
+            assert len(column) == limit
+            assert [row["id"] for row in scan] == column.to_pylist()
+            assert all(batch.schema == scan.schema for batch in scan.to_batches())
 
 
 def test_parts_of_it_are_each_in_order(client: txnkv.Client) -> None:

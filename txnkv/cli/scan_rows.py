@@ -83,17 +83,20 @@ def scan(
     formats have all rows.
     """
     kind = _kind(format, as_json, output)
+    if by is not None and (ordered or descending):
+        raise click.UsageError("--by tells the order, without --ordered and --descending")
     with txnkv.connect(store, create=False, read_only=True) as client:
         found = client.table(table)
         asked = limit
         if kind == "table" and limit is None:
             asked = SHOWN + 1
         with given():
+            order = ordered if by is None else parsing.names(by)
             rows = found.scan(
                 columns=None if columns is None else parsing.names(columns),
                 where=where(conditions, found.schema),
                 snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
-                ordered=parsing.names(by) if by else "descending" if descending else ordered,
+                ordered="descending" if descending else order,
                 limit=asked,
             )
         _write(kind, rows.schema, rows.to_batches(), output, limit)

@@ -250,7 +250,7 @@ class Scan(Closing):
             if self._bound is None:
                 engine, seen = self._connection.instance.engine, self._seen
                 view = self._view if seen is None else lambda: seen[0]
-                self._asked, now, plan = scan.bound(engine, self._asked, view, self._pieces)
+                self._asked, now, plan = short_scan.bound(engine, self._asked, view, self._pieces)
                 self._bound, self._seen = (now, plan), None
             return self._bound
 

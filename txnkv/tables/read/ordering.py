@@ -74,8 +74,12 @@ def checked(schema: Schema, ordered: Order, constant: Collection[str]) -> Order:
     return (DESCENDING if descends else True) if by == key else ordered
 
 
-def columns_by(schema: Schema, ordered: Sequence[str]) -> tuple[By, ...]:
-    """The columns to sort by, those of the primary key behind, with which it ends."""
+def columns_by(schema: Schema, ordered: Order) -> tuple[By, ...]:
+    """The columns of an order, those of the primary key behind, with which it ends; none of one
+    that is not by columns.
+    """
+    if not isinstance(ordered, tuple):
+        return ()
     by: dict[str, By] = {}
     key, last = schema.primary_key, _by(schema, ordered[-1]).descending
     for each in (*(_by(schema, each) for each in ordered), *(By(name, last) for name in key)):
@@ -159,7 +163,7 @@ def _sorted(
     columns: list[pa.ChunkedArray] = []
     ways: list[str] = []
     for name, descending in by:
-        column = table.column(name)
+        column = table.column(schema.names.index(name))
         keys = [pc.is_valid(column)] if column.null_count else []
         if pa.types.is_floating(column.type):
             keys += [pc.is_nan(column)]

@@ -14,19 +14,19 @@ from being removed when a flush or a compaction has replaced them.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
+from txnkv.errors import CorruptionError, SchemaChangedError
 from txnkv.storage import CachedProperty, go_on, submitted
 from txnkv.tables.read.ordering import DESCENDING, By, Order, checked, columns_by, in_order
 from txnkv.tables.read.point import find_range, find_rows
@@ -131,6 +131,12 @@ class Plan:
         finally:
             # Not waited for: what was broken off may be dropped by whoever has the lock they want.
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def in_order_of(self, asked: Request) -> Plan:
+        """The same of `asked.seen`, in the order of columns."""
+        by = columns_by(asked.table.schema, asked.ordered)
+        of_all = replace(self, ordered=asked.ordered, limit=asked.limit)
+        return replace(of_all, by=by, shown=len(asked.columns))
 
     def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
         """Yield the units that are to be read of `parts`."""
@@ -353,6 +359,12 @@ class Request(NamedTuple):
     def schema(self) -> pa.Schema:
         return pa.schema([self.table.schema.arrow.field(name) for name in self.columns])
 
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """Its columns, and behind them those of its order that it does not ask for."""
+        by = columns_by(self.table.schema, self.ordered)
+        return (*self.columns, *(name for name, _ in by if name not in self.columns))
+
 
 def request(
     table: TableInfo,
@@ -371,8 +383,10 @@ def request(
     """
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise TypeError(f"columns is a list of names, as ['id'], not {columns!r}")
-    if limit is not None and not hasattr(limit, "__index__"):
-        raise TypeError(f"limit is a number of rows, not {limit!r}")
+    if limit is not None:
+        if not hasattr(limit, "__index__"):
+            raise TypeError(f"limit is a number of rows, not {limit!r}")
+        limit = operator.index(limit)
     names = tuple(table.schema.columns if columns is None else columns)
     for name in () if columns is None else names:
         table.schema.position(name)
@@ -402,12 +416,8 @@ def plan(
         HistoryExpiredError: the view's snapshot is older than the history.
     """
     if isinstance(asked.ordered, tuple):
-        by = columns_by(asked.table.schema, asked.ordered)
-        names = tuple(dict.fromkeys((*asked.columns, *(each.column for each in by))))
-        whole = asked._replace(columns=names, ordered=False, limit=None)
-        made = plan(tables, whole, view, pieces)
-        made = replace(made, ordered=asked.ordered, limit=asked.limit)
-        return replace(made, by=by, shown=len(asked.columns))
+        whole = asked._replace(columns=asked.seen, ordered=False, limit=None)
+        return plan(tables, whole, view, pieces).in_order_of(asked)
     tables.require_live(asked.table)
     tablets = tables.tablets(asked.table)
     wanted = asked.filter.key_range(asked.table.schema, tablets[0].codec)
@@ -449,14 +459,14 @@ _FEWEST_ENTRIES: Final = 1 << 10
 _SHARE: Final = 64
 """An index finds one row of so many; where it leads to more, all are scanned."""
 
-_Ranges: TypeAlias = Sequence[tuple[Tablet, KeyRange]]
+Ranges: TypeAlias = Sequence[tuple[Tablet, KeyRange]]
 
 Chosen: TypeAlias = Sequence[tuple[TableIndex, Sequence[KeyRange]]]
 """Indexes, and the ranges of their keys in which is all that satisfies a filter."""
 
 
 def _by_index(
-    tables: Tables, asked: Request, view: ReadView, ranges: _Ranges
+    tables: Tables, asked: Request, view: ReadView, ranges: Ranges
 ) -> tuple[tuple[Source, ...], Pins] | None:
     """Return the rows that an index leads to; None where a scan is to find them."""
     for index, key_ranges in chosen_indexes(tables, asked):
@@ -472,7 +482,7 @@ def _found_by(
     tables: Tables,
     asked: Request,
     view: ReadView,
-    ranges: _Ranges,
+    ranges: Ranges,
     index: TableIndex,
     key_ranges: Sequence[KeyRange],
 ) -> tuple[tuple[Source, ...], Pins] | None:
@@ -500,7 +510,7 @@ def _found_by(
         for each in key_ranges:
             view.reads.add_range(index.tablet.id, each.low, each.high)
     keys = pa.Table.from_batches(found, schema).rename_columns(asked.table.schema.primary_key)
-    rows_found = _rows_of_keys(tables, asked.table, view, keys.combine_chunks(), ranges)
+    rows_found = rows_of_keys(tables, asked.table, view, keys.combine_chunks(), ranges)
     return None if rows_found is None else (rows_found, pins)
 
 
@@ -526,12 +536,12 @@ def chosen_indexes(tables: Tables, asked: Request) -> Chosen:
         now = tables.current(asked.table).schema.indexes
         if any(each.ready and each.table == index.info.table for each in now):
             chosen.append((-found[0], index, found[1]))
-    chosen.sort(key=itemgetter(0))
+    chosen.sort(key=operator.itemgetter(0))
     return [(index, ranges) for _, index, ranges in chosen]
 
 
-def _rows_of_keys(
-    tables: Tables, table: TableInfo, view: ReadView, keys: pa.Table, ranges: _Ranges
+def rows_of_keys(
+    tables: Tables, table: TableInfo, view: ReadView, keys: pa.Table, ranges: Ranges
 ) -> tuple[Source, ...] | None:
     """The rows of some keys that lie in ranges; None where one of them is not there."""
     batches = keys.to_batches()
@@ -558,30 +568,6 @@ def _rows_of_keys(
                     return None
                 parts.append(ShortPart(tablet, some, found))
     return tuple(parts)
-
-
-def bound(
-    tables: Tables,
-    asked: Request,
-    view: Callable[[], ReadView],
-    pieces: Sequence[Piece] | None = None,
-) -> tuple[Request, ReadView, Plan]:
-    """Bind a request to what `view` gives now, with the schema of then.
-
-    Raises:
-        SchemaError: the table was altered, and a column is not there.
-        As `plan`; a view of the latest snapshot is taken again when history goes by meanwhile.
-    """
-    seen = view()
-    while True:
-        try:
-            then = asked.of(tables.at(asked.table, seen.snapshot))
-            return then, seen, plan(tables, then, seen, pieces)
-        except HistoryExpiredError:
-            again = view()
-            if again.snapshot == seen.snapshot:
-                raise
-            seen = again
 
 
 def count(tables: Tables, asked: Request, view: ReadView) -> int:

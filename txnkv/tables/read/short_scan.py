@@ -11,11 +11,15 @@ Whoever wants a row of many waits for no block to be read, and for nothing of Ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+import pyarrow as pa
+
 from txnkv import core
-from txnkv.errors import CorruptionError, SchemaChangedError
+from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
+from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.lookup import entries_in, is_ready_still, rows_of
 from txnkv.tables.read.ordering import DESCENDING, By, by_columns, by_key, columns_by
@@ -237,11 +241,9 @@ def _few_in_order(
     """`few` in the order of columns; also the first ones of many, where an index has them so."""
     rows = None
     try:
-        if asked.limit is not None and asked.limit + _AHEAD <= core.FEW:
-            rows = _first_by_index(tables, asked, view, by)
+        rows = _first_by_index(tables, asked, view, by)
         if rows is None:
-            names = dict.fromkeys((*asked.columns, *(each.column for each in by)))
-            all_of = asked._replace(columns=tuple(names), ordered=False, limit=None)
+            all_of = asked._replace(columns=asked.seen, ordered=False, limit=None)
             rows = few(tables, all_of, view)
             rows = None if rows is None else by_columns(asked.table.schema, rows, by)
     except _UNTOLD:
@@ -253,27 +255,32 @@ def _first_by_index(
     tables: Tables, asked: scan.Request, view: ReadView, by: Sequence[By]
 ) -> list[dict[str, Any]] | None:
     """The first rows in the order of columns, where the entries of an index have that order; None
-    where none has, or more of them than a few lead to rows that are not wanted.
+    where none has, or many of them lead to rows that are not wanted.
     """
-    filter, limit, known = asked.filter, asked.limit or 0, asked.filter.constant
+    filter, limit, known = asked.filter, asked.limit, asked.filter.constant
     ways = {each.descending for each in by if each.column not in known}
-    if not filter.shape.is_of_values or len(ways) > 1:
+    left = _MOST_LOOKED if view.own is None and view.txn_id is None else _FEW_DEAR
+    if limit is None or limit > left or not filter.shape.is_of_values or len(ways) > 1:
         return None
-    last = True in ways
-    for index in tables.indexes(asked.table):
-        ranges = _ordered_ranges(filter, index, by)
-        if ranges is None or not (index.ready and is_ready_still(tables, asked.table, index)):
-            continue
-        of_index = {p.column for p in filter.predicates}.issubset(index.columns)
-        rows: list[dict[str, Any]] = []
-        for each, skip in ranges:
-            few_first = limit if of_index else limit + _AHEAD
-            some = _first_of(tables, asked, view, (index, each, skip), few_first, last)
-            if some is None:
-                return None
-            rows += some
-        return rows if len(ranges) == 1 else by_columns(asked.table.schema, rows, by)
-    return None
+    found = [
+        (index, ranges)
+        for index in tables.indexes(asked.table)
+        if index.ready and is_ready_still(tables, asked.table, index)
+        if (ranges := _ordered_ranges(filter, index, by)) is not None
+    ]
+    if not found:
+        return None
+    index, ranges = max(found, key=lambda of: filter.narrowness(of[0].key) + (len(of[1]) > 1))
+    narrows = {p.column for p in filter.predicates}.issubset(index.columns)
+    rows: list[dict[str, Any]] = []
+    for each, skip in ranges:
+        of = index, each, skip
+        most = min(limit if narrows else limit + _AHEAD, core.FEW - 1)
+        some, left = _first_of(tables, asked, view, of, most, left, True in ways)
+        if some is None:
+            return None
+        rows += some
+    return rows if len(ranges) == 1 else by_columns(asked.table.schema, rows, by)
 
 
 def _ordered_ranges(
@@ -304,29 +311,90 @@ def _first_of(
     view: ReadView,
     of: tuple[TableIndex, KeyRange, int],
     most: int,
+    left: int,
     last: bool,
-) -> list[dict[str, Any]] | None:
-    """The first rows, as many as are wanted, by the entries in a range of an index, of which `most`
-    are looked at first; None where many lead to rows that are not wanted.
+) -> tuple[list[dict[str, Any]] | None, int]:
+    """The first rows, as many as are wanted, by the entries in a range of an index.
+
+    Args:
+        most: so many entries are looked at first.
+        left: that many are, together.
+
+    Returns:
+        None in place of the rows, where these lead to rows that are not wanted; what is left.
     """
     writer, (index, (low, high), skip) = tables.row_writer(asked.table), of
     rows: list[dict[str, Any]] = []
-    looked = 0
-    while looked < _MOST_LOOKED:
+    while left > 0:
         now = KeyRange(low, high)
         found = point.by_entries(writer, view, index, now, skip, most, last) if skip else None
         if found is None:
             entries = entries_in(tables, view, index, [now], most, last)
             if entries is None:
-                return None
-            found = rows_of(tables, writer, view, index.row_keys(entries), point.FEW_BYTES)
+                break
+            found = rows_of(tables, writer, view, index.row_keys(entries))
         there = [row for row in found or () if row is not None]
         if found is None or len(there) < len(found):
-            return None
+            break
+        left -= len(there)
         rows += _enough(asked, there, math.inf) or ()
         if len(rows) >= (asked.limit or 0) or len(there) < most:
-            return rows
-        looked, most = looked + most, min(2 * most, core.FEW - 1)
+            return rows, left
+        most = min(2 * most, core.FEW - 1)
         key = index.tablet.codec.encode_prefix([there[-1][name] for name in index.key])
         low, high = (low, key) if last else (key + b"\0", high)
-    return None
+    return None, left
+
+
+# -- plans ---------------------------------------------------------------------------------
+
+
+def bound(
+    tables: Tables,
+    asked: scan.Request,
+    view: Callable[[], ReadView],
+    pieces: Sequence[scan.Piece] | None = None,
+) -> tuple[scan.Request, ReadView, scan.Plan]:
+    """Bind a request to what `view` gives now, with the schema of then.
+
+    Raises:
+        SchemaError: the table was altered, and a column is not there.
+        As `plan`; a view of the latest snapshot is taken again when history goes by meanwhile.
+    """
+    seen = view()
+    while True:
+        try:
+            then = asked.of(tables.at(asked.table, seen.snapshot))
+            return then, seen, _plan(tables, then, seen, pieces)
+        except HistoryExpiredError:
+            again = view()
+            if again.snapshot == seen.snapshot:
+                raise
+            seen = again
+
+
+def _plan(
+    tables: Tables,
+    asked: scan.Request,
+    view: ReadView,
+    pieces: Sequence[scan.Piece] | None,
+) -> scan.Plan:
+    """The plan of a request; of the first rows alone, where an index has them in its order."""
+    if not isinstance(asked.ordered, tuple) or pieces is not None:
+        return scan.plan(tables, asked, view, pieces)
+    schema, rows = asked.table.schema, None
+    _, pins = view.pinned(tables, [])
+    with suppress(*_UNTOLD):
+        by = columns_by(schema, asked.ordered)
+        rows = _first_by_index(tables, asked, view, by)
+    if rows is not None:
+        names = schema.primary_key
+        keys = [row[names[0]] if len(names) == 1 else tuple(row[k] for k in names) for row in rows]
+        batch = pa.record_batch(key_columns(schema, keys), names=list(names))
+        ranges = [(tablet, KeyRange()) for tablet in tables.tablets(asked.table)]
+        parts = scan.rows_of_keys(tables, asked.table, view, pa.Table.from_batches([batch]), ranges)
+        if parts is not None:
+            whole = asked._replace(columns=asked.seen)
+            made = scan.Plan(whole.columns, asked.filter, parts, whole.schema, pins)
+            return made.in_order_of(asked)
+    return scan.plan(tables, asked, view)
