@@ -36,7 +36,9 @@ _FEW_DEAR: Final = 256
 _AHEAD: Final = 16
 """So many rows more than are wanted are looked at, of those that a condition may leave out."""
 _MOST_AHEAD: Final = 64
-"""The most that are, of one tablet or index: where more are wanted, all have to be few."""
+"""The most that are, of one tablet or index: where more are wanted, all have to be few. Also so
+many entries in their order where each costs a look at staged rows.
+"""
 _MOST_BESIDE: Final = 256
 """The most of all tablets."""
 
@@ -259,7 +261,9 @@ def _first_by_index(
     """
     filter, limit, known = asked.filter, asked.limit, asked.filter.constant
     ways = {each.descending for each in by if each.column not in known}
-    left = _MOST_LOOKED if view.own is None and view.txn_id is None else _FEW_DEAR
+    left = _MOST_LOOKED if view.own is None else _FEW_DEAR
+    if view.txn_id is not None:  # what it staged is looked at for each row
+        left = _MOST_AHEAD
     if limit is None or limit > left or not filter.shape.is_of_values or len(ways) > 1:
         return None
     found = [
