@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 import txnkv
 from txnkv.cli import main
 from txnkv.cli.text_sources import TextFile
-from txnkv.cli.text_types import Quotes, last_line_end
+from txnkv.cli.text_types import Quotes, last_line_end, raw_columns
 
 SCHEMA = txnkv.Schema(
     {
@@ -117,6 +117,25 @@ def test_codes_behind_what_types_were_inferred_from(
 
 
 @pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('{"d": 1.5, "s": "de12", "price10": 1E+40}', []),
+        ('{"u": "1e23-45", "d": null, "x": 2.5e-17}', []),
+        ('{"dd": 1E-40, "sd": 1E-40, "l": [1.5], "x": [1e10]}', []),
+        ('{"d": 1E-40}', ["d"]),
+        ('{"d" :\t"-1.5e+40"}', ["d"]),
+        ('{"l": [1.5, null, 1E-40]}', ["l"]),
+        ('{"\\u00e9": 1.' + 40 * "0" + "}", ["é"]),
+    ],
+)
+def test_decimals_alone_are_looked_at_for_exponents(line, found):
+    """Text as de12 in another column made all of a file slow, and some refused."""
+    decimals = pa.decimal128(10, 2)
+    schema = pa.schema({"d": decimals, "l": pa.list_(decimals), "é": decimals, "s": pa.string()})
+    assert raw_columns(schema, line.encode()) == found
+
+
+@pytest.mark.parametrize(
     ("text", "wanted"),
     [
         ("1.5", "1.50"),
@@ -128,22 +147,24 @@ def test_codes_behind_what_types_were_inferred_from(
         ("1E-77", None),
         ("1E-999999999", None),
         ("0." + 50 * "0" + "1", None),
+        ("893745792724047795050971218510", None),  # it became 9011638729607790046197239187.40
     ],
 )
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_decimals_of_any_exponent(text, wanted, ending, store, file, run, fail):
     """1E-77 was loaded as 0.00, and 1E-999999999 ended the process, both by Arrow's readers."""
+    kind = "decimal128(38, 10)" if len(text) == 30 else "decimal128(10, 2)"
     lines = [(1, "2.5"), (2, text), (3, " 7 ")]
     if ending == "csv":
         content = "id,n\n" + "".join(f"{id},{n}\n" for id, n in lines)
     else:
         content = "".join(f'{{"id": {id}, "n": {n}}}\n' for id, n in lines)
     given, name = file(f"a.{ending}", content), f"{ending} {text}"
-    of = ["--key", "id", "--schema", "id:int64,n:decimal128(10, 2)?"]
+    of = ["--key", "id", "--schema", f"id:int64,n:{kind}?"]
     if wanted is None:
         message = fail("load", store, name, given, *of)
-        assert "decimal128(10, 2)" in message
-        assert "line" in message or "requires scale" in message
+        assert kind in message or "decimal of scale 2: 1.505" in message
+        assert "line" in message or "requires scale" in message or "precision 38" in message
         return
     run("load", store, name, given, *of)
     with txnkv.connect(store) as client:

@@ -219,6 +219,9 @@ def test_a_column_twice(client: txnkv.Client, goods: txnkv.Table) -> None:
 
 _runs = pa.RunEndEncodedArray.from_arrays
 
+LARGE = Decimal("893745792724047795050971218510")
+LARGE_MAP = pa.map_(pa.string(), pa.decimal128(30, 0))
+
 # column type, what is given, what is stored; None when it must be refused
 CASTS: list[tuple[str, Any, Any]] = [
     ("int64", pa.array([1, None], pa.int8()), [1, None]),
@@ -263,6 +266,18 @@ CASTS: list[tuple[str, Any, Any]] = [
     ("decimal128(10, 2)", pa.array([10**8], pa.int64()), None),
     ("decimal128(38, 0)", pa.array([(1 << 64) - 1], pa.uint64()), [Decimal((1 << 64) - 1)]),
     ("decimal128(3, 2)", pa.array([Decimal("123.45")]), None),
+    ("decimal128(38, 10)", pa.array([LARGE]), None),  # these overflowed in silence
+    ("decimal128(38, 10)", pa.array([str(LARGE)]), None),
+    ("decimal128(38, 10)", pa.array([LARGE], pa.decimal256(70, 0)), None),
+    ("decimal128(38, 10)", pa.array(["9.178630299E+34"]), None),
+    ("decimal128(38, 30)", pa.array(["1e9"]), None),
+    ("decimal128(38, 38)", pa.array([Decimal(5)]), None),
+    ("decimal128(38, 10)", pa.array([str(LARGE / 100)]), [LARGE / 100]),
+    ("decimal128(38, 10)", pa.array([LARGE / 100]), [LARGE / 100]),
+    ("list<decimal128(38, 10)>", pa.array([[LARGE]]), None),
+    ("list<decimal128(38, 10)>", pa.array([[None, LARGE / 100]]), [[None, LARGE / 100]]),
+    ("struct<a: decimal128(38, 10)>", pa.array([{"a": LARGE}]), None),
+    ("map<string, decimal128(38, 10)>", pa.array([[("a", LARGE)]], LARGE_MAP), None),
     ("list<int64>", pa.array([[1, None], None], pa.list_(pa.int16())), [[1, None], None]),
     ("list<int64>", pa.array([[1]], pa.large_list(pa.int64())), [[1]]),
     ("list<int64>", pa.array([[2], [1], None], pa.list_(pa.int8(), 1))[1:], [[1], None]),

@@ -292,7 +292,8 @@ def json_words(message: str, line: int) -> str:
     """Arrow's error in a user's words: the line, of which so many lie before what was read."""
     found = re.match(_ROW, message)
     if found is None:
-        return message.removeprefix("JSON parse error: ")
+        message = message.removeprefix("JSON parse error: ")
+        return re.sub(r"decimal256\(76, (\d+)\)", r"decimal of scale \1", message)
     what = re.sub(_TWICE, r"it has column '\g<column>' twice", found["what"])
     if changed := re.match(_CHANGED, what):
         what = (

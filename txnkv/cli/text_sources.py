@@ -321,7 +321,7 @@ class CsvSource(_TextSource):
             try:
                 return numbers(column, field.type)
             except NumberError as error:
-                line = self._rows + error.row + 2  # behind the names
+                line = self._rows + error.row + 1 + self._options.header  # behind the names
                 raise ValueError(
                     f"line {line:,}: column {name!r}: {error} (--schema sets the types)"
                 ) from None

@@ -6,6 +6,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
+from json import dumps
 from math import isinf
 from typing import Any, Final
 
@@ -16,9 +18,9 @@ from txnkv.core import (
     JSON,
     MANY_DIGITS,
     UUID,
+    cast,
     column_type,
     element_type,
-    require_decimals,
     type_name,
 )
 from txnkv.core import compute as pc
@@ -26,7 +28,6 @@ from txnkv.errors import SchemaError
 
 _WHOLE: Final = r"^\s*[+-]?\d+\s*$"
 _PLAIN: Final = r"^\s*-?(0|[1-9]\d*)\s*$"
-_MANY_DIGITS: Final = re.compile(MANY_DIGITS.encode())
 _PLAIN_LARGE: Final = r"^\s*(0|-?[1-9]\d*)\s*$"  # no uint64 is -0
 
 
@@ -61,28 +62,34 @@ def numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     Raises:
         NumberError: a text is none, or has such zeros or 0x, or more digits than the type.
     """
-    with suppress(ValueError):
+    with suppress(ValueError, SchemaError):
         found, plain = _numbers(texts, kind)
         if plain:
             return found
-    for row, text in enumerate(texts.to_pylist()):
-        try:
-            _, plain = _numbers(texts.slice(row, 1), kind)
-        except ValueError as error:
-            why = f": {error}" if pa.types.is_decimal(kind) else ""
-            raise NumberError(f"{text!r} is no {kind}{why}", row) from None
-        if not plain:
-            what = "is hexadecimal, which" if "x" in text.lower() else "has zeros that"
-            raise NumberError(f"{text!r} {what} {kind} does not keep", row)
-    raise AssertionError("each of the texts is a plain number, and all are not")
+    row, end = 0, len(texts)
+    while end - row > 1:  # the first one that is wrong
+        middle = (row + end) // 2
+        with suppress(ValueError, SchemaError):
+            if _numbers(texts.slice(row, middle - row), kind)[1]:
+                row = middle
+                continue
+        end = middle
+    text = texts[row].as_py()
+    try:
+        _numbers(texts.slice(row, 1), kind)
+    except (ValueError, SchemaError) as error:
+        cause = str(error.__context__).replace("decimal256", "decimal")
+        why = f": {cause}" if pa.types.is_decimal(kind) else ""
+        raise NumberError(f"{text!r} is no {kind}{why}", row) from None
+    what = "is hexadecimal, which" if "x" in text.lower() else "has zeros that"
+    raise NumberError(f"{text!r} {what} {kind} does not keep", row)
 
 
 def _numbers(texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, bool]:
     """The numbers, and whether no whole one has a zero before it."""
     texts = pc.ascii_trim(texts, characters=" \t")
     if pa.types.is_decimal(kind):
-        require_decimals(pa.chunked_array([texts]))
-        return pc.cast(texts, kind), True
+        return cast(pa.chunked_array([texts]), kind, "").combine_chunks(), True
     found, size = pc.cast(texts, kind), pc.binary_length(texts)
     for zero in ("0", "-0"):
         if pc.any(pc.and_(pc.starts_with(texts, zero), pc.greater(size, len(zero)))).as_py():
@@ -212,12 +219,20 @@ def is_coarse(kind: pa.DataType) -> bool:
 
 def raw_columns(schema: pa.Schema, block: bytes) -> list[str]:
     """The columns that Arrow's reader of JSON does not read as they are written in a block."""
-    many = _MANY_DIGITS.search(block) is not None
     return [
         field.name
         for field in schema
-        if is_raw(field.type) or (many and pa.types.is_decimal(element_type(field.type)))
+        if is_raw(field.type)
+        or (pa.types.is_decimal(element_type(field.type)) and _exponents(field.name).search(block))
     ]
+
+
+@cache
+def _exponents(name: str) -> re.Pattern[bytes]:
+    """Find decimals of a column, alone or in a list, of which Arrow may not count the digits."""
+    names = b"|".join(re.escape(dumps(name, ensure_ascii=way).encode()) for way in (True, False))
+    before = rb'(?:%b)\s*:\s*(?:"\s*|\[[^\]]*)?[-+0-9.]*' % names
+    return re.compile(before + b"(?:%b)" % MANY_DIGITS.encode())
 
 
 def wire(field: Any) -> Any:
@@ -229,6 +244,8 @@ def wire(field: Any) -> Any:
         kind = pa.string()
     elif pa.types.is_timestamp(element_type(kind)):
         kind = replaced(kind, pa.string())
+    elif pa.types.is_decimal(element_type(kind)):  # of a narrower one it overflows in silence
+        kind = replaced(kind, pa.decimal256(76, element_type(kind).scale))
     return pa.field(field.name, kind)
 
 
@@ -252,7 +269,8 @@ def unwired(column: pa.Array, field: Any) -> pa.Array:
         return parsed(column, field, lambda text: take(parse_json(text)))
     if is_a.is_time(kind) or is_a.is_duration(kind) or is_a.is_binary(kind):
         return parsed(column, field, take)
-    if is_a.is_date(kind) or is_a.is_timestamp(element_type(kind)):
+    of = element_type(kind)
+    if is_a.is_date(kind) or is_a.is_timestamp(of) or is_a.is_decimal(of):
         try:
             return pc.cast(column, kind)
         except pa.ArrowInvalid as error:

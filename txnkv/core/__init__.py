@@ -53,7 +53,6 @@ from txnkv.core.column_texts import (
     json_rows,
     json_texts,
     no_decimal,
-    require_decimals,
     require_json,
     uuid_of,
     uuid_texts,

@@ -298,6 +298,30 @@ def element_type(given: pa.DataType) -> pa.DataType:
     return given
 
 
+def _narrowed(given: pa.DataType, target: pa.DataType) -> pa.DataType:
+    """The type to cast to on the way to another: Arrow overflows in silence where a decimal has
+    more digits before the point than the other one has room for.
+    """
+    of = pa.types
+    if of.is_decimal(target):
+        if _family(given) == "string":
+            return pa.decimal256(76, target.scale)
+        if not of.is_decimal(given):
+            return given
+        digits = max(target.precision - target.scale + given.scale, 1)
+        kind = pa.decimal256 if of.is_decimal256(given) else pa.decimal128
+        return given if digits >= given.precision else kind(digits, given.scale)
+    if _is_list(given) and _is_list(target):
+        inner = _narrowed(given.value_type, target.value_type)
+        return given if inner == given.value_type else pa.list_(inner)
+    if of.is_map(given) and of.is_map(target):
+        return pa.map_(given.key_type, _narrowed(given.item_type, target.item_type))
+    if of.is_struct(given) and of.is_struct(target) and given.names == target.names:
+        pairs = zip(given, target, strict=True)
+        return pa.struct([each.with_type(_narrowed(each.type, to.type)) for each, to in pairs])
+    return given
+
+
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
     """Return True when values of one type may be ones of another without loss."""
     families = (_family(source), _family(target))
@@ -353,6 +377,8 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
             column = pc.cast(column, pa.decimal256(76, target.scale))
         if pa.types.is_decimal(target) and _family(column.type) == "string":
             require_decimals(column)
+        if (narrow := _narrowed(column.type, target)) != column.type:
+            column = pc.cast(column, narrow)
         if target == UUID and _family(column.type) == "string":
             return uuids_of(column, name)
         if target == UUID and _family(column.type) == "binary":
