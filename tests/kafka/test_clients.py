@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.cli.serve import without_names
 from txnkv.kafka import KafkaServer
 from txnkv.server import Users, add_user
 
@@ -299,3 +302,26 @@ def test_encrypted(
     for refused in (plain, stranger):
         with pytest.raises(KafkaException):
             programs.producer(**refused, log_level=0).list_topics(timeout=1)
+
+
+@pytest.mark.parametrize("certificate", ["DNS:localhost"], indirect=True)
+def test_names_that_are_not_ascii_are_told_to_nobody(
+    serve: Callable[..., KafkaServer],
+    certificate: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each was five lines of Python's, before anybody had to say who he is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", without_names(told.append))
+    server = serve(None, tls=context)
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, False, "qqqq.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = sent.read().replace(b"qqqq", b"\xff\xff\xff\xff")
+    with socket.create_connection(("127.0.0.1", server.port)) as channel:
+        channel.sendall(hello)
+        channel.recv(100)
+    assert not told

@@ -64,6 +64,7 @@ def test_who_has_no_right_to_a_table_is_not_told_its_schema(
         ({"columns": ["v"]}, "the ticket names no table"),
         ({"table": "t", "where": ["id", ">", 1]}, "where is a list of lists"),
         ({"table": "t", "where": False}, "where is a list of lists"),
+        ({"table": "t", "columns": {"id": 1}}, "columns is a list of names"),
         (["t"], "the ticket is no object"),
         ("t", "the ticket is no object"),
         (None, "the ticket is no object"),

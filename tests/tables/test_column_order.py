@@ -306,6 +306,7 @@ def test_rows_that_are_wide(client: txnkv.Client) -> None:
 
 def test_a_column_twice_and_limits_of_numpy(client: txnkv.Client) -> None:
     table = queue(client)
+    assert table.scan(limit=10**30).to_arrow().num_rows == 10_000
     for limit in (np.int8(5), np.uint8(250), 2000):
         for ordered in ("due", ["-kind", "due"]):
             scan = table.scan(["id", "id"], ordered=ordered, limit=limit)

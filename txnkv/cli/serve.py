@@ -9,6 +9,8 @@ import re
 import select
 import signal
 import ssl
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -277,6 +279,7 @@ def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServe
     told = None if told is None else _kafka_address("--kafka-advertise", told)
     tls = None
     if given["tls_cert"] is not None:
+        sys.unraisablehook = without_names(sys.unraisablehook)
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(given["tls_cert"], given["tls_key"])
         if given["tls_ca"] is not None:
@@ -284,6 +287,19 @@ def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServe
             tls.verify_mode = ssl.CERT_REQUIRED
     made = given["kafka_create_topics"]
     return KafkaServer(store, host, port, users, tls, made, told)
+
+
+def without_names(tell: Callable[[Any], object]) -> Callable[[Any], object]:
+    """A hook for errors that nobody catches, without those of TLS names that are not ASCII: anybody
+    can send these, and Python tells of each in five lines.
+    """
+
+    def told(error: Any) -> None:
+        named = isinstance(error.object, bytes) and error.exc_type is UnicodeDecodeError
+        if not named:
+            tell(error)
+
+    return told
 
 
 def _is_loopback(host: str) -> bool:

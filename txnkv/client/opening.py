@@ -53,7 +53,7 @@ def connect(
             sense, or this process has the store open with another.
     """
     require_number("keepalive_time", keepalive_time)
-    require_number("history", history or 0)
+    require_number("history", 0 if history is None else history)
     if cache_bytes is not None:
         require_number("cache_bytes", cache_bytes, "bytes", whole=True)
         cache_bytes = operator.index(cache_bytes)

@@ -435,7 +435,9 @@ def _asked(data: bytes) -> dict[str, Any]:
         raise ValueError(f"a ticket has no {name!r}; it has {', '.join(_TICKET)}")
     if not isinstance(asked.get("table"), str):
         raise ValueError("the ticket names no table: its `table` is a text, the table's name")
-    where = asked.get("where")
+    columns, where = asked.get("columns"), asked.get("where")
+    if columns is not None and not isinstance(columns, list):
+        raise ValueError(f"columns is a list of names, as ['id'], not {columns!r}")
     if where is not None and (
         not isinstance(where, list) or not all(isinstance(each, list) for each in where)
     ):

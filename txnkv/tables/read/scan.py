@@ -386,7 +386,7 @@ def request(
     if limit is not None:
         if not hasattr(limit, "__index__"):
             raise TypeError(f"limit is a number of rows, not {limit!r}")
-        limit = operator.index(limit)
+        limit = min(operator.index(limit), 1 << 62)
     names = tuple(table.schema.columns if columns is None else columns)
     for name in () if columns is None else names:
         table.schema.position(name)
