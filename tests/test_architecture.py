@@ -89,7 +89,7 @@ def test_locks_are_made_in_one_place() -> None:
     """Those of another place are not free in a forked child, and nobody watches their order."""
     made = re.compile(
         r"threading\.(Lock|RLock|Condition|Event|Semaphore|BoundedSemaphore|Barrier)\(|"
-        r"from threading import"
+        r"from threading import|import.* cached_property|functools\.cached_property"
     )
     for path in _modules():
         if path != PACKAGE / "storage" / "locks.py":

@@ -78,3 +78,14 @@ def test_more_than_offsets_reach_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(each["value"].nbytes + each["headers"].nbytes <= 6 << 20 for each in made)
     for name in ("value", "key", "headers"):
         assert [value for each in made for value in each[name].to_pylist()] == columns[name]
+
+
+class _Short(bytes):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_length_that_is_not_true_moves_no_other_message() -> None:
+    values = [_Short(b"A" * 1000), b"second" * 300_000, b"third"]
+    (made,) = outgoing(list(values))
+    assert made.messages["value"].to_pylist() == values

@@ -32,7 +32,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from inspect import signature
 from operator import attrgetter
 from typing import (
@@ -51,6 +51,7 @@ from typing import (
 from txnkv.errors import ClosedError
 from txnkv.storage import (
     HASTE,
+    CachedProperty,
     SharedWeakSet,
     has_others_to_do,
     leak,
@@ -89,7 +90,7 @@ class _Later:
     def __init__(self, by: Callable[..., Any], make: partial[Any]) -> None:
         self._by, self._make = by, make
 
-    @cached_property
+    @CachedProperty
     def here(self) -> Any:
         """The blocking handle."""
         return self._make()
@@ -332,9 +333,7 @@ class Calls:
             yield found
 
     def after_fork_in_child(self) -> None:
-        """Begin with threads of its own: those there are, and what they have to do, are the
-        parent's.
-        """
+        """Begin with threads of its own: those there are have work of the parent's."""
         leak(self._pool)
         self._pool = self._new()
 
@@ -532,10 +531,11 @@ class InTurn:
 
     def after_fork_in_child(self) -> None:
         """Have nothing under way: the calls, and the tasks that wait for them, are the parent's."""
-        for line in self._lines:
-            leak(line.copy())  # or tasks would be closed here, and do what they do at their end
-            line.clear()
-        self._lines = [deque[_Call | None]() for _ in self._lines]
+        if any(self._lines):
+            for line in self._lines:
+                leak(line.copy())  # or tasks would be closed here, and do what they do at their end
+                line.clear()
+            self._lines = [deque[_Call | None]() for _ in self._lines]
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""

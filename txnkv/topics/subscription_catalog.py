@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import apsw
@@ -20,7 +19,7 @@ from txnkv.errors import (
     require_several,
     require_text,
 )
-from txnkv.storage import Store, boot_id
+from txnkv.storage import CachedProperty, Store, boot_id
 from txnkv.topics import topic_catalog
 from txnkv.topics.messages import topic_number
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
@@ -93,7 +92,7 @@ class SubscriptionInfo:
     isolation: str = "read_committed"
     store: str = field(default="", repr=False, compare=False)
 
-    @cached_property
+    @CachedProperty
     def messages(self) -> int:
         return topic_number(self.store, self.topic.id)
 

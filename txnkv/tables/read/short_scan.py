@@ -11,6 +11,7 @@ Whoever wants a row of many waits for no block to be read, and for nothing of Ar
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -18,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
+from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError, SchemaError
 from txnkv.tables.arrow_input import key_columns
 from txnkv.tables.read import point, scan
 from txnkv.tables.read.lookup import entries_in, is_ready_still, rows_of
@@ -386,15 +387,15 @@ def _plan(
     """The plan of a request; of the first rows alone, where an index has them in its order."""
     if not isinstance(asked.ordered, tuple) or pieces is not None:
         return scan.plan(tables, asked, view, pieces)
-    schema, rows = asked.table.schema, None
+    schema, batch = asked.table.schema, None
     _, pins = view.pinned(tables, [])
-    with suppress(*_UNTOLD):
-        by = columns_by(schema, asked.ordered)
-        rows = _first_by_index(tables, asked, view, by)
-    if rows is not None:
-        names = schema.primary_key
-        keys = [row[names[0]] if len(names) == 1 else tuple(row[k] for k in names) for row in rows]
-        batch = pa.record_batch(key_columns(schema, keys), names=list(names))
+    with suppress(*_UNTOLD, SchemaError):  # Arrow has no room for some durations of Python
+        rows = _first_by_index(tables, asked, view, columns_by(schema, asked.ordered))
+        if rows is not None:
+            key = operator.itemgetter(*schema.primary_key)
+            columns = key_columns(schema, list(map(key, rows)))
+            batch = pa.record_batch(columns, names=list(schema.primary_key))
+    if batch is not None:
         ranges = [(tablet, KeyRange()) for tablet in tables.tablets(asked.table)]
         parts = scan.rows_of_keys(tables, asked.table, view, pa.Table.from_batches([batch]), ranges)
         if parts is not None:

@@ -289,18 +289,21 @@ def _bytes_column(column: list[bytes | None]) -> pa.Array | None:
     """Bytes as Arrow; None: there are more than one array holds. Other threads go on while many are
     copied: `join` lets them, and `pa.array` does not.
     """
+    if len(column) == 1:
+        return pa.array(column, _BYTES)
     there = [each for each in column if each is not None]
     size = sum(map(len, there))
-    if size > _MOST_BYTES and len(column) > 1:
+    if size > _MOST_BYTES:
         return None
-    if size < _few_bytes(len(column)) or size > _MOST_BYTES:
-        return pa.array(column, _BYTES)  # of one that is too large it says so
+    data = b"" if size < _few_bytes(len(column)) else b"".join(there)
+    if len(data) != size or not size:  # few; or a length is not what its bytes say
+        return pa.array(column, _BYTES)
     valid, sizes = None, map(len, there)
     if len(there) < len(column):
         valid = pa.array([each is not None for each in column]).buffers()[1]
         sizes = map(len, (each or b"" for each in column))
     ends = pa.py_buffer(array("i", accumulate(sizes, initial=0)))
-    return pa.Array.from_buffers(_BYTES, len(column), [valid, ends, pa.py_buffer(b"".join(there))])
+    return pa.Array.from_buffers(_BYTES, len(column), [valid, ends, pa.py_buffer(data)])
 
 
 def _few_bytes(rows: int) -> int:
