@@ -171,7 +171,7 @@ class SubscriptionInfo:
         if info.max_deliveries is None and "dead_letter" not in options:
             return replace(info, dead_letter=None)
         if info.max_deliveries is not None and info.dead_letter is None:
-            return replace(info, dead_letter=f"{info.topic.name}.{info.name}.dead")
+            return replace(info, dead_letter=_dead_letter(info.topic, info.name))
         return info
 
     @property
@@ -261,7 +261,7 @@ def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | No
     if found is None:
         return None
     id, type, options = found
-    return SubscriptionInfo(id, topic, name, type, **json.loads(options))
+    return _stored(topic, id, name, type, options)
 
 
 def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
@@ -269,10 +269,18 @@ def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
         "SELECT id, name, type, options FROM subscriptions WHERE topic_id = ? ORDER BY name",
         (topic.id,),
     ).fetchall()
-    return [
-        SubscriptionInfo(id, topic, name, type, **json.loads(options))
-        for id, name, type, options in found
-    ]
+    return [_stored(topic, *row) for row in found]
+
+
+def _stored(topic: TopicInfo, id: int, name: str, type: str, options: str) -> SubscriptionInfo:
+    said = json.loads(options)
+    if said.get("dead_letter") == "":  # as it was let pass
+        said["dead_letter"] = _dead_letter(topic, name)
+    return SubscriptionInfo(id, topic, name, type, **said)
+
+
+def _dead_letter(topic: TopicInfo, name: str) -> str:
+    return f"{topic.name}.{name}.dead"
 
 
 def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> SubscriptionInfo:

@@ -148,6 +148,23 @@ def test_a_dead_letter_topic_is_a_name(topic: txnkv.Topic) -> None:
     assert topic.subscriptions() == []
 
 
+def test_a_dead_letter_topic_without_a_name_was_let_pass(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    """Stores have such a subscription: its dead letters are for the topic of its own."""
+    topic.subscribe("s", max_deliveries=1).close()
+    with internals.status(client).write() as cur:
+        ((options,),) = cur.execute("SELECT options FROM subscriptions").fetchall()
+        cur.execute("UPDATE subscriptions SET options = ?", (options.replace("events.s.dead", ""),))
+    send(client, 0)
+    with topic.subscribe("s") as subscription:
+        for _ in range(2):
+            if (message := subscription.receive(timeout=0)) is not None:
+                subscription.nack(message)
+    (dead,) = client.topic("events.s.dead").consumer().poll()
+    assert int(dead.value) == 0
+
+
 def test_a_start_beyond_the_end_is_refused(client: txnkv.Client, topic: txnkv.Topic) -> None:
     send(client, 0, 1)
     for start in ({0: 3}, {0: -1}):
