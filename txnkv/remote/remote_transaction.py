@@ -369,7 +369,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def drop(self) -> None:
         for session in self._sessions if self._joined else ():
             session.sent()
-        self._let_go()
+        with suppress(TxnkvError):  # the caller's own error is the one to be told
+            self._let_go()
 
     def _let_go(self) -> None:
         self.channel.shared.discard(self)
@@ -483,7 +484,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
                 self.rollback()
                 if isinstance(error, RowErrors) and self._told is not None:
                     error.note_rollback(self.id)
-            self.close()
+            self.drop()
         finally:
             self._lock.release()
 
