@@ -125,6 +125,7 @@ class Time:
 
     def forward(self, seconds: float) -> None:
         """Let time pass without waiting."""
+        assert seconds >= 0, "only `ahead` may be put back"
         self.ahead += seconds
         self.passed += seconds
 

@@ -214,7 +214,7 @@ def test_times_before_the_restore_are_gone(shop: txnkv.Client, tmp_path: Path, n
         table.insert({"id": 1})
     with shop.snapshot() as snapshot:
         then = snapshot.timestamp
-    now.forward(-3600)  # all of it is of the future of who restores
+    now.ahead -= 3600  # all of it is of the future of who restores
     txnkv.dump(shop, tmp_path / "d")
     with restored(tmp_path / "d") as made:
         for number in range(len(tables)):

@@ -458,24 +458,6 @@ def test_a_transaction_is_given_up_where_a_call_of_it_breaks_off(
     assert store.table("t").count() == 1
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_block_that_fails_tells_its_own_error(serving: Any, joined: bool) -> None:
-    serving.start()
-    with txnkv.connect(serving.address) as client:
-        begun = client.new_transaction()
-        token = begun.serialize()
-
-        def fail() -> None:
-            with txnkv.Transaction.deserialize(client, token) if joined else begun as txn:
-                txn.insert("t", (1, "never"))
-                txn.flush()
-                serving.kill()
-                raise RuntimeError("mine")
-
-        with pytest.raises(RuntimeError, match="mine"):
-            fail()
-
-
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_what_a_flush_behind_the_caller_meets_is_told(
     store: txnkv.Client,

@@ -274,3 +274,21 @@ def test_rows_that_the_server_had_are_not_left_out_of_a_commit(
     with pytest.raises(txnkv.UnavailableError, match="begin again"):
         txn.commit()
     assert store.table("t").count() == 0
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_block_that_fails_tells_its_own_error(serving: Serving, joined: bool) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        begun = client.new_transaction()
+        token = begun.serialize()
+
+        def fail() -> None:
+            with txnkv.Transaction.deserialize(client, token) if joined else begun as txn:
+                txn.insert("t", (1, "never"))
+                txn.flush()
+                serving.kill()
+                raise RuntimeError("mine")
+
+        with pytest.raises(RuntimeError, match="mine"):
+            fail()
