@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from tests import internals
 from tools.children import Children
 from txnkv.coordinator import Coordinator
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage import extents
+from txnkv.storage import extents, sqlite_connection
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 CODES = {errno.EIO: txnkv.UnavailableError, errno.ENOSPC: txnkv.StorageFullError}
@@ -226,3 +227,48 @@ def test_the_only_whole_file_stays(path: Path, children: Children, part: str) ->
                 client.accept_loss(part)
         assert not client.accept_loss(part)
         whole(client)
+
+
+@pytest.mark.parametrize("syncs", [1, 2, 3])
+@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("by", ["run", "commit"])
+def test_syncs_that_fail_do_nothing_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch, by: str, first: int, syncs: int
+) -> None:
+    """A commit that had begun went on behind who was told to try it again."""
+    failing, at = range(first, first + syncs), itertools.count()
+    real = sqlite_connection.sync_data
+
+    def sync(descriptor: int) -> None:
+        if next(at) in failing:
+            raise OSError(errno.EIO, "injected")
+        real(descriptor)
+
+    def work(txn: txnkv.Transaction) -> None:
+        txn.upsert("t", {"id": 1, "text": "again"})
+        txn.send("q", b"again")
+        txn.serialize()  # it is stored, and committed in two phases
+
+    with txnkv.connect(path) as client:
+        done: bool | None = None
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite_connection, "sync_data", sync)
+            try:
+                if by == "run":
+                    client.run(work)
+                else:
+                    work(txn := client.new_transaction())
+                    txn.commit()
+                done = True
+            except txnkv.CommitOutcomeUnknownError:
+                assert syncs > 1
+            except txnkv.UnavailableError:
+                assert by == "commit"
+                done = False
+        assert internals.maintenance(client).round(resume_all=True)
+        messages = client.topic("q").consumer().poll(timeout=0)
+        came = len(messages) == 2
+        assert came or len(messages) == 1
+        assert done in (None, came)
+        assert client.table("t").get(1) == {"id": 1, "text": "again" if came else "one"}
+        assert client.check().problems == []

@@ -165,8 +165,9 @@ class AsyncClient(ClosingWrapper[Client]):
         while True:
             if attempts.blocked:
                 await (self._calls if attempts.ahead else self._waits)(attempts.wait)
-            begun, returned = await self._calls(attempts.begin), False
+            returned = False
             try:
+                begun = await self._calls(attempts.begin)
                 async with AsyncTransaction(begun, self._calls) as txn:
                     given = fn(txn)
                     if not isawaitable(given):

@@ -566,9 +566,9 @@ def run(
     """
     while True:
         attempts.wait(caller())
-        txn, returned = attempts.begin(), False
+        returned = False
         try:
-            with txn:
+            with attempts.begin() as txn:
                 result = fn(txn)
                 require_done(result, txn)
                 returned = True

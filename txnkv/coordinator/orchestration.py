@@ -183,6 +183,8 @@ class Orchestrator:
             RowErrors: workers staged the same key. The transaction stays OPEN.
             InvalidTxnStateError: it is aborted, or a job still runs under it.
             TransactionTimedOutError: it passed its timeout; it is aborted.
+            StorageFullError, UnavailableError: the disk failed. It stays OPEN.
+            CommitOutcomeUnknownError: the disk failed, and goes on to.
         """
         while True:
             row, parts = self._seen(txn_id)
@@ -196,18 +198,23 @@ class Orchestrator:
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             if self._commit_alone(row, parts):
                 return self._row(txn_id)
-            with self._store.status.write() as cur:
-                if status_table.participants(cur, txn_id) != parts or not all(
-                    self._handlers[kind].checked_all(cur, row, checked[kind]) for kind in parts
-                ):
-                    continue  # a worker came in between
-                jobs.refuse_running(cur, txn_id)
-                if status_table.get(cur, txn_id).state is not TxnState.OPEN:
-                    continue
-                target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
-                row = status_table.advance(cur, txn_id, TxnState.OPEN, target)
-                if not parts:
-                    partition_locks.release(cur, txn_id)
+            try:
+                with self._store.status.write() as cur:
+                    if status_table.participants(cur, txn_id) != parts or not all(
+                        self._handlers[kind].checked_all(cur, row, checked[kind]) for kind in parts
+                    ):
+                        continue  # a worker came in between
+                    jobs.refuse_running(cur, txn_id)
+                    if status_table.get(cur, txn_id).state is not TxnState.OPEN:
+                        continue
+                    target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
+                    row = status_table.advance(cur, txn_id, TxnState.OPEN, target)
+                    if not parts:
+                        partition_locks.release(cur, txn_id)
+            except (StorageFullError, UnavailableError) as error:
+                if not self._state_after(row, error).committing:
+                    raise
+                continue
             fault_point("commit.started")
             return row
 
@@ -249,14 +256,20 @@ class Orchestrator:
         try:
             return handler.commit_alone(row, ids[0], decide)
         except (StorageFullError, UnavailableError) as error:
-            return self._committed_after(row, error)
+            if self._state_after(row, error) is not TxnState.COMMITTED:
+                raise
+            return True
 
-    def _committed_after(self, row: TxnRow, error: TxnkvError) -> bool:
-        """Return True when a commit that broke off is done; raise the error when it is not."""
+    def _state_after(self, row: TxnRow, error: TxnkvError) -> TxnState:
+        """Return how it stands where a step of its commit broke off by an error.
+
+        Raises:
+            CommitOutcomeUnknownError: the disk goes on to fail.
+        """
         try:
             with self._store.status.write() as cur:
                 # A write after the failed one decides: what did not come to light never does.
-                state = status_table.get(cur, row.txn_id).state
+                return status_table.get(cur, row.txn_id).state
         except TxnkvError:
             raise CommitOutcomeUnknownError(
                 f"the disk failed while transaction {row.txn_id} was committing ({error}). It is "
@@ -264,9 +277,6 @@ class Orchestrator:
                 "client.transaction_state(error.txn_id)",
                 TxnId.of(self.tcid, row.txn_id),
             ) from error
-        if state is TxnState.COMMITTED:
-            return True
-        raise error
 
     def start_abort(
         self,

@@ -493,7 +493,7 @@ def commit_large(context: TxnContext) -> Timestamp | None:
         RowErrors: workers staged the same key. The transaction stays OPEN.
         TransactionConflictError, TransactionLockedError, InvalidTxnStateError: it was aborted.
         StorageFullError, UnavailableError: the disk failed before its commit point; it is
-            aborted.
+            aborted, or as open as before.
         CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
     """
     try:
