@@ -102,6 +102,20 @@ def test_after_a_sync_of_a_checkpoint_that_failed_the_pages_are_written_anew(
     assert store.runtime.all_synced()
 
 
+def test_a_connection_that_came_to_read_alone_is_left_at_its_first_checkpoint(store: Store) -> None:
+    """SQLite opens one so where the file could not be opened to write just then."""
+    status = store.status
+    with status.write() as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")
+    made = apsw.Connection(str(status.path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert made.execute("SELECT count(*) FROM t").get == 1
+    status._readers._idle.append(made)
+    with pytest.raises(UnavailableError, match="What was committed is in the WAL still"):
+        status.checkpoint()
+    status.checkpoint()
+    assert status._wal.size == 0
+
+
 def test_a_checkpoint_that_fails_again_and_again_is_told_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

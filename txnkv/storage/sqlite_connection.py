@@ -261,11 +261,7 @@ _IDLE_KEPT = 16
 
 
 class ReaderPool:
-    """A pool of as many connections as threads read at once; the one used last is used first.
-
-    Attributes:
-        identity: the file that is read; None while it is made.
-    """
+    """A pool of as many connections as threads read at once; the one used last is used first."""
 
     def __init__(self, path: Path, read_only: bool, cache_bytes: int) -> None:
         self.path = path
@@ -273,7 +269,7 @@ class ReaderPool:
         self._cache_bytes = cache_bytes
         self._idle: list[apsw.Connection] = []
         self._retired = False
-        self.identity: FileIdentity | None = None
+        self.identity: FileIdentity | None = None  # of the file; None while it is made
 
     def borrow(self) -> apsw.Connection:
         """A connection that nobody else uses until it is given back.
@@ -301,7 +297,7 @@ class ReaderPool:
 
     def give_back(self, connection: apsw.Connection, error: BaseException | None = None) -> None:
         """Keeps a connection for the next, if it is sound and there are not enough."""
-        sound = not (connection.in_transaction or isinstance(error, apsw.CorruptError))
+        sound = not (connection.in_transaction or isinstance(error, apsw.Error))
         if self._retired or len(self._idle) >= _IDLE_KEPT or not sound:
             connection.close(True)
         else:
@@ -515,15 +511,18 @@ class Checkpointer:
             return
         try:
             with GATE.use():
-                connection = self._readers.borrow()
+                connection = failed = None
                 try:
+                    connection = self._readers.borrow()
                     self._checkpoint(connection, cut)
                 except apsw.Error as error:
+                    failed = error
                     if _code(error) == apsw.SQLITE_IOERR_FSYNC:  # the system tells it once
                         self._wal.note_failed(True)
                     raise sqlite_error(error, self._path, connection, _IN_WAL) or error from error
                 finally:
-                    self._readers.give_back(connection)
+                    if connection is not None:
+                        self._readers.give_back(connection, failed)
         finally:
             self._one.release()
 
