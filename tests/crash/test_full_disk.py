@@ -269,6 +269,42 @@ say(client.table("left").count() - kept)
 """
 
 
+def test_a_full_disk_without_the_files_of_locks(disk: Disk, children: Children) -> None:
+    """A power loss may take them: LMDB made them with holes, and its reader died of SIGBUS."""
+    path = disk.path / "store"
+    prepare(str(path))
+    for file in path.glob("*/*/lock.mdb"):
+        file.unlink()
+    code = """
+    for read_only in (True, False):
+        try:
+            with txnkv.connect(args[0], create=False, read_only=read_only) as client:
+                client.table("left").count()
+            say("no error")
+        except txnkv.StorageFullError:
+            say("full")
+    """
+    disk.leave(0)
+    assert children.start(code, path).finish() == ["full", "full"]
+    disk.make_room()
+    with txnkv.connect(path, create=False) as client:
+        assert client.table("left").count() == BEFORE
+
+
+def test_a_store_that_cannot_be_opened_for_want_of_room(children: Children, store: Path) -> None:
+    code = """
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        txnkv.connect(args[0], create=False)
+        say("no error")
+    except txnkv.StorageFullError:
+        say("full")
+    """
+    assert children.start(code, store).finish() == ["full"]
+
+
 def test_file_size_limit(children: Children, store: Path) -> None:
     assert children.start(LIMITED, store).finish() == ["full"] * 3 + ["20001"]
     with txnkv.connect(store, create=False) as client:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lmdb
 import pytest
 
 from tests.conftest import until
@@ -349,6 +350,18 @@ def test_errors_of_a_full_disk_name_path_and_reason(tmp_path: Path, code: int) -
     error = lmdb_error(OSError(code, "x"), tmp_path)
     assert isinstance(error, StorageFullError)
     assert str(tmp_path) in str(error)
+
+
+@pytest.mark.parametrize("name", ["EUCLEAN", "EINTR", "ENODEV", "ESTALE"])
+def test_errors_of_a_disk_that_fails_are_retriable(tmp_path: Path, name: str) -> None:
+    """They came as those of LMDB, also of a commit that was done."""
+    code = getattr(errno, name, errno.EIO)
+    of_lmdb = lmdb.Error("mdb_txn_commit")
+    of_lmdb.code = code
+    read_only = lmdb.Error("mdb_txn_commit")
+    read_only.code = errno.EROFS
+    for error in (OSError(code, "x"), of_lmdb, read_only):
+        assert isinstance(lmdb_error(error, tmp_path), UnavailableError)
 
 
 def test_no_memory_names_what_limits_it(tmp_path: Path) -> None:

@@ -173,6 +173,11 @@ NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 NO_HOLES_ERRNOS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR})
+_FAILED_ERRNOS = frozenset(
+    getattr(errno, name, errno.EIO)  # macOS has fewer
+    for name in ("EIO", "EUCLEAN", "EBADMSG", "EINTR", "ENODEV", "ENXIO", "ESTALE", "ETIMEDOUT")
+)
+"""Words of a system for a disk that fails; of LMDB any is, as EROFS of one mounted anew."""
 _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
 _SHM_LOCKS = frozenset([121, *range(123, 128)])
@@ -211,7 +216,11 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
             f"{os.strerror(code)}. Go on as the user that it belongs to, or give this one the "
             "right to all files there"
         )
-    if isinstance(error, lmdb.PanicError) or code == errno.EIO:
+    if (
+        code in _FAILED_ERRNOS
+        or (isinstance(error, lmdb.Error) and code > 0)
+        or isinstance(error, lmdb.PanicError)
+    ):
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
         return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None

@@ -55,7 +55,6 @@ MAX_DATABASES = 16
 MAX_READERS = 1024
 """Readers of all processes together. The file of their slots has 64 KiB, for each environment."""
 # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
-_LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
 _TRIES = 10
@@ -493,8 +492,10 @@ def _make_data_file(path: Path, databases: Sequence[bytes]) -> None:
 def _fill_lock_file(path: Path) -> None:
     # LMDB maps this file and leaves it sparse, as a copy may be: a reader that takes a slot on a
     # full disk would die of SIGBUS. This process has no lock on it yet: closing it drops none.
+    if not is_there(path):  # after a power loss
+        make_private_file(path)
     found = path.stat()
-    size = found.st_size or _LOCK_FILE_BYTES
+    size = found.st_size or 64 * (MAX_READERS + 2)  # as LMDB makes it
     if found.st_blocks * 512 < size:
         with opened(path, os.O_RDWR) as descriptor:
             (fill_holes if found.st_size else allocate)(descriptor, size)  # others may use it

@@ -148,9 +148,12 @@ def _open(
         connection.pragma("foreign_keys", 1)
         connection.pragma("cache_size", -min(max(cache_bytes // 1024, 1), 1 << 31))
         prepare(connection)
-    except BaseException:
+    except BaseException as error:
+        code = connection.system_errno
         # Closed here and not by a destructor some time later: it must not be there at a fork.
         connection.close(True)
+        if isinstance(error, apsw.IOError) and code in FULL_ERRNOS:
+            raise apsw.FullError(os.strerror(code)) from error
         raise
     return connection
 
@@ -211,12 +214,9 @@ def sqlite_error(
         return UnavailableError(
             f"{path} could not be opened to write: {said}. Nothing was changed, try again"
         )
-    if isinstance(error, apsw.FullError):
-        return _full(path, said, kept)
-    if isinstance(error, apsw.IOError) and connection is not None:
-        code = connection.system_errno
-        if code in FULL_ERRNOS:
-            return _full(path, os.strerror(code), kept)
+    code = connection.system_errno if connection and isinstance(error, apsw.IOError) else 0
+    if isinstance(error, apsw.FullError) or code in FULL_ERRNOS:
+        return _full(path, os.strerror(code) if code else said, kept)
     if isinstance(error, apsw.CantOpenError) and (told := could_not_open(path)) is not None:
         return told
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
