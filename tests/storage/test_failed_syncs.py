@@ -81,6 +81,26 @@ def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
     assert store.runtime.all_synced()
 
 
+def test_a_write_whose_sync_fails_once_is_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told as one to be tried again: a table was made, and then was there already."""
+    status, failed = store.status, threading.Event()
+
+    def once(_: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(5, "the disk failed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sqlite_connection, "sync_data", once)
+        with status.write() as cursor:
+            cursor.execute("INSERT INTO t VALUES (1, 1)")
+    assert failed.is_set()
+    assert status._wal.size == 0  # it was moved into the database
+    assert store.runtime.all_synced()
+
+
 def test_after_a_sync_of_a_checkpoint_that_failed_the_pages_are_written_anew(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

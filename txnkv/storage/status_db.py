@@ -401,7 +401,10 @@ class StatusDatabase:
                 finally:
                     self._queue.release()
             if error is None and sync:
-                self.sync()
+                try:
+                    self.sync()
+                except UnavailableError:
+                    self.sync()  # the pages anew: who is told that it failed would do it again
         except StorageFullError:
             full = True
             raise
