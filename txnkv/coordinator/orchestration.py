@@ -198,6 +198,7 @@ class Orchestrator:
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             if self._commit_alone(row, parts):
                 return self._row(txn_id)
+            moved = False
             try:
                 with self._store.status.write() as cur:
                     if status_table.participants(cur, txn_id) != parts or not all(
@@ -209,10 +210,11 @@ class Orchestrator:
                         continue
                     target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
                     row = status_table.advance(cur, txn_id, TxnState.OPEN, target)
+                    moved = True
                     if not parts:
                         partition_locks.release(cur, txn_id)
             except (StorageFullError, UnavailableError) as error:
-                if not self._state_after(row, error).committing:
+                if not moved or not self._state_after(row, error).committing:
                     raise
                 continue
             fault_point("commit.started")

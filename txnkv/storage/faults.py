@@ -216,11 +216,8 @@ def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
             f"{os.strerror(code)}. Go on as the user that it belongs to, or give this one the "
             "right to all files there"
         )
-    if (
-        code in _FAILED_ERRNOS
-        or (isinstance(error, lmdb.Error) and code > 0)
-        or isinstance(error, lmdb.PanicError)
-    ):
+    of_lmdb = isinstance(error, lmdb.Error) and code > 0 and code != errno.EINVAL
+    if code in _FAILED_ERRNOS or of_lmdb or isinstance(error, lmdb.PanicError):
         what = "LMDB environment " if isinstance(error, lmdb.Error) else ""
         return UnavailableError(f"{what}{path} failed: {error}. Nothing was changed, try again")
     return None
