@@ -67,7 +67,7 @@ def some_row(chance: random.Random, op: str, key: Callable[[int], Any]) -> Any:
 
 @pytest.mark.parametrize("index", ["plain", "index", "unique"])
 @pytest.mark.parametrize("how", ["snapshot", "serializable", "alone"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_all_operations_in_any_order(
     client: txnkv.Client,
     kind: str,

@@ -98,7 +98,7 @@ def test_they_are_the_first_by_key(
             internals.flush(client)
     rows.sort(key=place(key))
     names: list[Any] = [None, ["id"], ["x", "t"], []]
-    for _ in range(60):
+    for _ in range(20):
         where = [condition(rnd) for _ in range(rnd.choice([1, 2, 2, 3]))]
         limit, columns = rnd.choice([None, 0, 1, 2, 20, 399]), rnd.choice(names)
         wanted = [row for row in rows if all(holds(row, each) for each in where)]

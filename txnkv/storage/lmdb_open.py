@@ -54,7 +54,6 @@ from txnkv.storage.write_queue import FolderTurn
 MAX_DATABASES = 16
 MAX_READERS = 1024
 """Readers of all processes together. The file of their slots has 64 KiB, for each environment."""
-# mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
 _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
 _TRIES = 10
@@ -495,7 +494,8 @@ def _fill_lock_file(path: Path) -> None:
     if not is_there(path):  # after a power loss
         make_private_file(path)
     found = path.stat()
-    size = found.st_size or 64 * (MAX_READERS + 2)  # as LMDB makes it
+    # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
+    size = found.st_size or 64 * (MAX_READERS + 2)
     if found.st_blocks * 512 < size:
         with opened(path, os.O_RDWR) as descriptor:
             (fill_holes if found.st_size else allocate)(descriptor, size)  # others may use it

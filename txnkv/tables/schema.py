@@ -147,6 +147,7 @@ class Schema:
         self.before: dict[str, Before] = {}
         self.indexes: tuple[IndexInfo, ...] = ()
         self.shapes: dict[Any, Any] = {}  # see `read.predicate`
+        self.orders: dict[Any, Any] = {}  # see `read.ordering`
         self._check_key()
         self.arrow: pa.Schema = pa.schema(
             [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]

@@ -12,7 +12,8 @@ below all values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -29,6 +30,7 @@ DESCENDING: Final = "descending"
 _MORE: Final = 1 << 16
 _BYTES: Final = 64 << 20
 """Rows, and bytes, that are kept beside those that are wanted before they are sorted."""
+_MOST_ORDERS: Final = 256
 _AT_ONCE: Final = 1 << 30
 """Bytes of rows that Arrow brings into another order at once: of texts it takes no 2 GiB."""
 
@@ -40,8 +42,9 @@ class By(NamedTuple):
     descending: bool
 
 
-def checked(schema: Schema, ordered: Order, constant: Collection[str]) -> Order:
-    """An order as requests have it: columns as a tuple, where it is not that by primary key.
+def checked(schema: Schema, ordered: Order, constant: frozenset[str]) -> Order:
+    """An order as requests have it: columns as a tuple, where it is not that by primary key. A
+    schema keeps those that came up.
 
     Args:
         constant: columns with one value in all rows.
@@ -53,6 +56,11 @@ def checked(schema: Schema, ordered: Order, constant: Collection[str]) -> Order:
     if not isinstance(ordered, Iterable):
         return bool(ordered)
     ordered = (ordered,) if isinstance(ordered, str) else tuple(ordered)
+    known: Order | None = None
+    with suppress(TypeError):  # of a list in place of a name, which is told below
+        known = schema.orders.get((ordered, constant))
+    if known is not None:
+        return known
     for each in ordered:
         if not isinstance(each, str):
             raise TypeError(f"ordered names columns, as ['-total', 'id'], and {each!r} is no name")
@@ -71,7 +79,9 @@ def checked(schema: Schema, ordered: Order, constant: Collection[str]) -> Order:
     by = [each for each in columns_by(schema, ordered) if each.column not in constant]
     descends = any(each.descending for each in by)
     key = [By(name, descends) for name in schema.primary_key if name not in constant]
-    return (DESCENDING if descends else True) if by == key else ordered
+    found = (DESCENDING if descends else True) if by == key else ordered
+    _keep(schema, (ordered, constant), found)
+    return found
 
 
 def columns_by(schema: Schema, ordered: Order) -> tuple[By, ...]:
@@ -80,13 +90,24 @@ def columns_by(schema: Schema, ordered: Order) -> tuple[By, ...]:
     """
     if not isinstance(ordered, tuple):
         return ()
+    known: tuple[By, ...] | None = schema.orders.get(ordered)
+    if known is not None:
+        return known
     by: dict[str, By] = {}
     key, last = schema.primary_key, _by(schema, ordered[-1]).descending
     for each in (*(_by(schema, each) for each in ordered), *(By(name, last) for name in key)):
         if by.keys() >= {*key}:
             break
         by.setdefault(each.column, each)
-    return tuple(by.values())
+    found = tuple(by.values())
+    _keep(schema, ordered, found)
+    return found
+
+
+def _keep(schema: Schema, asked: tuple[Any, ...], found: Any) -> None:
+    if len(schema.orders) >= _MOST_ORDERS:
+        schema.orders.clear()
+    schema.orders[asked] = found
 
 
 def _by(schema: Schema, said: str) -> By:

@@ -196,6 +196,7 @@ class Shape(NamedTuple):
         floating: a constant may be NaN, of which all is otherwise.
         narrow: how narrow the ranges of some keys are (`narrowness`), where none is floating.
         equal: each column is compared by "=", once, and none is floating.
+        constant: the columns that have one value in all rows that satisfy it.
     """
 
     kinds: tuple[pa.DataType, ...]
@@ -207,6 +208,7 @@ class Shape(NamedTuple):
     floating: bool
     narrow: dict[tuple[str, ...], int]
     equal: bool = False
+    constant: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, schema: Schema, said: Said, seen: Iterable[str], *, expression: bool) -> Shape:
@@ -231,6 +233,11 @@ class Shape(NamedTuple):
             floating,
             {},
             len(said) == len(wanted) and not floating and all(op == "=" for _, op in said),
+            frozenset(
+                name
+                for kind, (name, op) in zip(kinds, said, strict=True)
+                if op == "=" and not pa.types.is_floating(kind)
+            ),
         )
 
 
@@ -287,13 +294,6 @@ class Filter:
         """Tell whether a row without an entry in an index may satisfy it."""
         refusing = {p.column for p in self.predicates if p.op != "is null"}
         return not refusing.issuperset(index.nullable)
-
-    @property
-    def constant(self) -> set[str]:
-        """The columns that have one value in all rows that satisfy it."""
-        return {
-            p.column for p in self.predicates if p.op == "=" and not pa.types.is_floating(p.type)
-        }
 
     def choices(self, key: Sequence[str]) -> list[tuple[Predicate, ...]]:
         """Its predicates; or several lists, one of which holds: see `_spread`."""

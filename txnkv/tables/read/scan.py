@@ -394,7 +394,7 @@ def request(
         raise ValueError(f"limit is a number of rows, not {limit}")
     filter = parse(where, table.schema)
     if ordered.__class__ is not bool and ordered != DESCENDING:
-        ordered = checked(table.schema, ordered, filter.constant)
+        ordered = checked(table.schema, ordered, filter.shape.constant)
     return Request(table, names, where, filter, ordered, limit, columns is None)
 
 

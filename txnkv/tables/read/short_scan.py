@@ -260,7 +260,7 @@ def _first_by_index(
     """The first rows in the order of columns, where the entries of an index have that order; None
     where none has, or many of them lead to rows that are not wanted.
     """
-    filter, limit, known = asked.filter, asked.limit, asked.filter.constant
+    filter, limit, known = asked.filter, asked.limit, asked.filter.shape.constant
     ways = {each.descending for each in by if each.column not in known}
     left = _MOST_LOOKED if view.own is None else _FEW_DEAR
     if view.txn_id is not None:  # what it staged is looked at for each row
@@ -295,9 +295,9 @@ def _ordered_ranges(
     the bytes of the indexed ones in each entry, 0 where they differ; None where the index lacks
     rows that may satisfy a filter, or has another order.
     """
-    choices, known = filter.choices(index.key), filter.constant
+    choices, known = filter.choices(index.key), filter.shape.constant
     if choices[0] is not filter.predicates:
-        known.add(choices[0][-1].column)
+        known |= {choices[0][-1].column}
     entry = [name for name in (*index.key, *index.rest) if name not in known]
     if entry != [name for name, _ in by if name not in known] or filter.admits_null(index):
         return None
