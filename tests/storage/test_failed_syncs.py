@@ -59,21 +59,28 @@ def test_nothing_is_durable_by_a_sync_during_which_another_failed(
     assert runtime.all_synced()
 
 
-def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later sync of the WAL would tell nothing of the pages that the disk lost."""
-    status, failed = store.status, threading.Event()
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the next sync of the WAL has failed; those after it do nothing."""
+    found = threading.Event()
 
     def once(_: int) -> None:
-        if not failed.is_set():
-            failed.set()
+        if not found.is_set():
+            found.set()
             raise OSError(5, "the disk failed")
 
-    with GATE.use(), monkeypatch.context() as broken:
+    monkeypatch.setattr(sqlite_connection, "sync_data", once)
+    return found
+
+
+def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
+    store: Store, failed: threading.Event
+) -> None:
+    """A later sync of the WAL would tell nothing of the pages that the disk lost."""
+    status = store.status
+    with GATE.use():
         with status.write(sync=False) as cursor:
             cursor.execute("INSERT INTO t VALUES (1, 1)")
-        broken.setattr(sqlite_connection, "sync_data", once)
         wait = status.begin_sync()
         assert failed.wait(60)
         wait()
@@ -81,21 +88,11 @@ def test_after_a_sync_that_failed_once_the_pages_are_written_anew(
     assert store.runtime.all_synced()
 
 
-def test_a_write_whose_sync_fails_once_is_done(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_whose_sync_fails_once_is_done(store: Store, failed: threading.Event) -> None:
     """It was told as one to be tried again: a table was made, and then was there already."""
-    status, failed = store.status, threading.Event()
-
-    def once(_: int) -> None:
-        if not failed.is_set():
-            failed.set()
-            raise OSError(5, "the disk failed")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(sqlite_connection, "sync_data", once)
-        with status.write() as cursor:
-            cursor.execute("INSERT INTO t VALUES (1, 1)")
+    status = store.status
+    with status.write() as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")
     assert failed.is_set()
     assert status._wal.size == 0  # it was moved into the database
     assert store.runtime.all_synced()
