@@ -306,10 +306,12 @@ def test_a_cancelled_commit_is_whole_and_can_be_asked_for(store_path: Path) -> N
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        asked = asyncio.create_task(txn.state())
+        await asyncio.sleep(0.05)
+        assert not asked.done()
         disarm()
         go_on.set()
-        while await txn.state() is not txnkv.TxnState.COMMITTED:
-            await asyncio.sleep(0)
+        assert await asked is await txn.state() is txnkv.TxnState.COMMITTED
         assert await client.transaction_state(txn.id) is txnkv.TxnState.COMMITTED
         assert await table.count() == 2
 

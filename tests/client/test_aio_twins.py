@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import txnkv
 from txnkv import aio
+from txnkv.aio.calls import Calls
 
 TWINS = [
     (txnkv.Client, aio.AsyncClient),
@@ -133,3 +135,80 @@ def test_a_scan_may_be_awaited_and_need_not(
 
     asyncio.run(main())
     assert threading.main_thread() not in makers
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "client": lambda client: client,
+    "snapshot": lambda client: client.snapshot(),
+    "transaction": lambda client: client.transaction(),
+    "session": lambda client: client.new_session(),
+    "group": lambda client: client.consumer("e", "g"),
+    "table": lambda client: client.table("t"),
+    "topic": lambda client: client.topic("e"),
+}
+OF_TABLE: dict[str, Callable[[Any], Any]] = {"scan": lambda table: table.scan()}
+OF_TOPIC: dict[str, Callable[[Any], Any]] = {
+    "consumer": lambda topic: topic.consumer(),
+    "subscription": lambda topic: topic.subscribe("s"),
+    "producer": lambda topic: topic.producer("p"),
+}
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("what", [*MADE, *OF_TABLE, *OF_TOPIC])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_whose_client_is_closed_ends_as_the_blocking_one(
+    what: str, fails: bool, client: txnkv.Client, store_path: Path
+) -> None:
+    client.create_table("t", txnkv.Schema({"id": "int64"}, "id"))
+    client.create_topic("e")
+    make = {**MADE, **OF_TABLE, **OF_TOPIC}[what]
+
+    def blocking() -> None:
+        client = txnkv.connect(store_path)
+        of: Any = client
+        if what in OF_TABLE or what in OF_TOPIC:
+            of = client.table("t") if what in OF_TABLE else client.topic("e")
+        with make(of):
+            client.close()
+            if fails:
+                raise Broken
+
+    async def awaited() -> None:
+        client = await aio.connect(store_path)
+        of: Any = client
+        if what in OF_TABLE or what in OF_TOPIC:
+            of = await (client.table("t") if what in OF_TABLE else client.topic("e"))
+        async with make(of):
+            await client.close()
+            if fails:
+                raise Broken
+
+    def end(call: Callable[[], None]) -> str:
+        try:
+            call()
+        except (Broken, txnkv.ClosedError) as error:
+            return repr(error)
+        return "nothing raised"
+
+    told = end(blocking)
+    assert end(lambda: asyncio.run(awaited())) == told
+    assert ("Broken" in told) == fails
+    assert ("Closed" in told) == (what == "transaction" and not fails)
+
+
+def test_a_task_that_is_collected_in_a_close_ends_without_a_word() -> None:
+    go_on = threading.Event()
+    pool = Calls(1)
+
+    async def main() -> None:
+        ending = pool.to_the_end(go_on.wait, 30)
+        ending.send(None)
+        ending.close()  # as the collector does with what a closed loop has left
+        go_on.set()
+
+    asyncio.run(main())
+    pool.close()

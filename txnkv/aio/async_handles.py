@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar, overload
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper, in_haste, opening, same, twin
+from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper, opening, same, twin
 from txnkv.client import (
     Client,
     Consumer,
@@ -31,7 +31,7 @@ from txnkv.client import (
 )
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
-from txnkv.storage import BusyError
+from txnkv.storage import HASTE, BusyError, waiting_for
 from txnkv.tables import Schema, TableInfo, lookup
 from txnkv.topics import (
     Message,
@@ -83,7 +83,7 @@ class AsyncScan(ClosingWrapper[Scan]):
     to_pandas = twin(Scan.to_pandas)
     to_polars = twin(Scan.to_polars)
     tokens = twin(Scan.tokens)
-    close = twin(Scan.close)
+    close = twin(Scan.close, by="_calls.to_the_end")
 
     async def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
@@ -148,7 +148,7 @@ class AsyncSession(AsyncRows[Session]):
     has_pending: bool = same()
     txn_id: TxnId | None = same()
     flush_mode: FlushMode = same()
-    close = twin(Session.close)
+    close = twin(Session.close, by="_turn.to_the_end")
 
     async def set_flush_mode(self, mode: FlushMode) -> None:
         """Change the flush mode; see `txnkv.Session.flush_mode`."""
@@ -191,7 +191,8 @@ class AsyncTransaction(AsyncRows[Transaction]):
     scan = twin(Transaction.scan, AsyncScan, later=True)
 
     async def state(self) -> TxnState:
-        """The state in the status table. It does not wait for a commit that is under way."""
+        """The state in the status table. It waits for a commit that was cancelled, for no other."""
+        await self._turn.settled()
         return await self._calls(lambda: self.blocking.state)
 
     async def commit(self) -> Timestamp:
@@ -219,7 +220,7 @@ class AsyncTable(ClosingWrapper[Table]):
     indexes: list[Index] = same()
     history: float | None = same()
     alter = twin(Table.alter)
-    close = twin(Table.close)
+    close = twin(Table.close, by="_calls.to_the_end")
     get = twin(Table.get)
     get_by = twin(Table.get_by)
     get_many = twin(Table.get_many)
@@ -332,14 +333,14 @@ class _Waiting:
         if waiting is None:
             return await self._at_the_server(call, end)
         told, pause = _Told(), _PENDING
-        look = (self._look, call, waiting, told)
+        look, hastily = (call, waiting, told), waiting_for(HASTE)(self._look)
         try:
             while True:
                 told.clear()
                 try:
-                    found: T = await self._round(self._turn.calls.looks, in_haste, *look)
+                    found: T = await self._round(self._turn.calls.looks, hastily, *look)
                 except BusyError:
-                    found = await self._round(self._turn.calls.patient, *look)
+                    found = await self._round(self._turn.calls.patient, self._look, *look)
                 left = end - loop.time()
                 if _some(found) or left <= 0:
                     return found
@@ -579,7 +580,7 @@ class AsyncTopic(ClosingWrapper[Topic]):
     value_schema: pa.Schema | None = same()
     options: TopicChanges = same()
     alter = twin(Topic.alter)
-    close = twin(Topic.close)
+    close = twin(Topic.close, by="_calls.to_the_end")
     truncate = twin(Topic.truncate)
     end_offsets = twin(Topic.end_offsets)
     last_stable_offsets = twin(Topic.last_stable_offsets)

@@ -23,14 +23,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Coroutine,
     Generator,
     Iterator,
     Sequence,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial, wraps
 from inspect import signature
@@ -50,14 +49,12 @@ from typing import (
 
 from txnkv.errors import ClosedError
 from txnkv.storage import (
-    HASTE,
     CachedProperty,
     SharedWeakSet,
     has_others_to_do,
     leak,
     new_lock,
     no_thread,
-    waiting_for,
 )
 from txnkv.transaction import Handle
 
@@ -305,9 +302,26 @@ class Calls:
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
-    async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
-        """Call on a thread, and return when it has ended, even when this task is cancelled."""
-        return await _to_the_end(asyncio.wrap_future(self.submit(fn, *args)))
+    async def to_the_end(self, fn: Callable[..., T], *args: Any, begin: Any = None) -> T:
+        """Call on a thread, and return when it has ended, even when this task is cancelled. After
+        the client's end there is nothing to wait for, and it is called here.
+        """
+        if self._closed:
+            return fn(*args)
+        cancelled: asyncio.CancelledError | None = None
+        inner: asyncio.Future[T] = asyncio.wrap_future((begin or self.submit)(fn, *args))
+        while not inner.done():
+            try:
+                await asyncio.shield(inner)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except BaseException:
+                if not inner.done():  # the loop is closed, and the task with it
+                    raise
+        if cancelled is not None:
+            inner.exception()  # known, whatever it was
+            raise cancelled
+        return inner.result()
 
     def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Give a call to the threads."""
@@ -347,22 +361,6 @@ class Calls:
 def calls_of_a_client() -> Calls:
     """The threads of a client's calls, and those of calls that wait."""
     return Calls(patient=Calls(_PATIENT), looks=Calls(_LOOKS))
-
-
-async def _to_the_end(future: Awaitable[T]) -> T:
-    inner = asyncio.ensure_future(future)
-    cancelled: asyncio.CancelledError | None = None
-    while not inner.done():
-        try:
-            await asyncio.shield(inner)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except BaseException:
-            break
-    if cancelled is not None:
-        inner.exception()  # known, whatever it was
-        raise cancelled
-    return inner.result()
 
 
 class _Call(Future[Any]):
@@ -527,6 +525,7 @@ class InTurn:
         self.calls = calls
         lines = [deque[_Call | None]()] if turns is None else [each._lines[0] for each in turns]
         self._lines: Sequence[_Line] = lines
+        self._left: Future[Future[Any]] | None = None
         _FORKABLE.add(self)
 
     def after_fork_in_child(self) -> None:
@@ -536,10 +535,11 @@ class InTurn:
                 leak(line.copy())  # or tasks would be closed here, and do what they do at their end
                 line.clear()
             self._lines = [deque[_Call | None]() for _ in self._lines]
+        self._left = None
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""
-        return await asyncio.wrap_future(self._begun(self.calls, fn, args, kwargs))
+        return await asyncio.wrap_future(self._begun(fn, *args, **kwargs))
 
     def kept(self, calls: Calls, fn: Callable[..., Any], *args: Any) -> Kept:
         """Call on a thread of these, in the turn of this task until it says that it has ended."""
@@ -548,8 +548,8 @@ class InTurn:
         return call
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
-        """Call on a thread to the end, as `Calls.to_the_end`."""
-        return await _to_the_end(asyncio.wrap_future(self._begun(self.calls, fn, args, {})))
+        """Call to the end, as `Calls.to_the_end`."""
+        return await self.calls.to_the_end(fn, *args, begin=self._begun)
 
     async def quick(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call here what only touches memory; on a thread when other calls are under way."""
@@ -570,23 +570,23 @@ class InTurn:
 
     async def submitted(self, fn: Callable[[], Future[T]]) -> T:
         """Call what gives a future, and wait for that. Cancelled, it is called and goes on."""
-        calling = asyncio.wrap_future(self._begun(self.calls, fn, (), {}))
-        return await asyncio.shield(asyncio.wrap_future(await asyncio.shield(calling)))
+        call = self._begun(fn)
+        try:
+            future = await asyncio.shield(asyncio.wrap_future(call))
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            self._left = call
+            raise
 
-    def _begun(self, calls: Calls, fn: Callable[..., T], args: Any, kwargs: Any) -> Future[T]:
-        call = _Call(calls, self._lines, fn, args, kwargs)
+    async def settled(self) -> None:
+        """Wait for what was `submitted` and then cancelled."""
+        if (left := self._left) is not None:
+            await self.calls.patient(lambda: left.exception() or wait([left.result()]))
+
+    def _begun(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        call = _Call(self.calls, self._lines, fn, args, kwargs)
         call.begin()
         return call
-
-
-def in_haste(fn: Callable[..., T], *args: Any) -> T:
-    """Call where no other writer is to be waited for.
-
-    Raises:
-        BusyError: one is; `fn` was not called, or has done nothing.
-    """
-    with waiting_for(HASTE):
-        return fn(*args)
 
 
 _FORKABLE: Final = SharedWeakSet[Calls | InTurn]()
