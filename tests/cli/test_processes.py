@@ -388,8 +388,17 @@ main()
 """
 
 
-@pytest.mark.parametrize("which", range(5))
-@pytest.mark.parametrize("when", ["before", "committed", "output", "unknown"])
+MOMENTS = ["before", "committed", "output", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("which", "when"),
+    [
+        pytest.param(which, when, marks=[pytest.mark.slow] if (which + n) % 2 else [])
+        for which in range(5)
+        for n, when in enumerate(MOMENTS)
+    ],
+)
 def test_a_command_that_is_stopped_tells_how_its_commit_ended(which, when, few, file, run):
     """It said that nothing was deleted, and all rows were gone."""
     store, table, then = few

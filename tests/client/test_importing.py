@@ -76,7 +76,14 @@ def test_commands_load_what_they_show_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["aio", "client", "cli", "errors", "tables", "topics", "transaction", "api"]
+    "first",
+    [
+        *("aio", "cli", "errors", "api"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("client", "tables", "topics", "transaction")
+        ),
+    ],
 )
 def test_any_module_may_be_the_first(first: str) -> None:
     program = f"import txnkv.{first}, txnkv; print(txnkv.connect.__module__, txnkv.aio.__name__)"

@@ -434,7 +434,9 @@ def test_threads_that_count_up_keys_of_their_own(client: txnkv.Client, table: tx
     assert table.scan(ordered=True).to_arrow()["v"].to_pylist() == ["7", "7", "7"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
 def test_what_is_taken_is_committed_and_nothing_else(
     client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, seed: int
 ) -> None:

@@ -188,7 +188,7 @@ def test_a_flush_in_a_transaction(
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("times", [*ONCE_OR_MORE, 6])
+@pytest.mark.parametrize("times", [*ONCE_OR_MORE, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("retry", ["flush", "more"])
 @pytest.mark.parametrize("kind", ["small", "alone", "large"])
 def test_a_flush_outside_of_a_transaction(

@@ -31,7 +31,7 @@ CASES = [(point, scenario) for point, plan in PLANS.items() for scenario in plan
 def test_store_is_whole_after_a_death_at(
     point: str, scenario: str, template: Path, tmp_path: Path
 ) -> None:
-    stride = 81 if point.startswith(EVERYWHERE) else 27  # the slow test takes each
+    stride = 162 if point.startswith(EVERYWHERE) else 54  # the slow test takes each
     deaths = list(kill_at(template, tmp_path, point, scenario, stride))
     assert [(fault, problems) for fault, problems in deaths if problems] == []
     assert deaths

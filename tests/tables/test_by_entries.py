@@ -93,8 +93,14 @@ class Both:
                 assert in_order(table.get_by(["t", "a"], (text, a), snapshot), self.key) == of
 
 
-@pytest.mark.parametrize("place", PLACES, ids=["one", "three"])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, marks=[pytest.mark.slow] if (n + k) % 2 else [])
+        for n, kind in enumerate(TYPES)
+        for k, place in enumerate(PLACES)
+    ],
+)
 def test_rows_by_a_value_of_an_index(
     connect: Callable[..., txnkv.Client], kind: str, place: Any
 ) -> None:

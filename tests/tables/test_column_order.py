@@ -99,7 +99,7 @@ def same(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
     ids=["id", "s id", "f id", "three parts"],
 )
-@pytest.mark.parametrize("indexes", [0, 3, len(INDEXES)])
+@pytest.mark.parametrize("indexes", [0, pytest.param(3, marks=pytest.mark.slow), len(INDEXES)])
 def test_they_are_sorted(
     client: txnkv.Client, key: list[str], parts: Any, indexes: int, nulls: bool
 ) -> None:

@@ -57,7 +57,12 @@ def fill(client: txnkv.Client, table: txnkv.Table, rnd: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("parts", "rows"),
-    [(PARTS[0], 50), (PARTS[1], 50), (PARTS[2], 50), (PARTS[1], 1 << 16)],
+    [
+        (PARTS[0], 50),
+        pytest.param(PARTS[1], 50, marks=pytest.mark.slow),
+        (PARTS[2], 50),
+        (PARTS[1], 1 << 16),
+    ],
     ids=["one, by pieces", "three, by pieces", "four, by pieces", "three, at once"],
 )
 def test_they_are_the_ascending_ones_turned_round(

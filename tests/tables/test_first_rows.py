@@ -79,9 +79,15 @@ def same(rows: list[dict[str, Any]]) -> list[str]:
     return [repr(row).replace("-0.0", "0.0") for row in rows]
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=["one", "three"])
-@pytest.mark.parametrize("key", KEYS, ids=" ".join)
-@pytest.mark.parametrize("indexes", INDEXES, ids=str)
+@pytest.mark.parametrize(
+    ("indexes", "key", "parts"),
+    [
+        pytest.param(indexes, key, parts, marks=[pytest.mark.slow] if (i + k + n) % 2 else [])
+        for i, indexes in enumerate(INDEXES)
+        for k, key in enumerate(KEYS)
+        for n, parts in enumerate(PARTS)
+    ],
+)
 def test_they_are_the_first_by_key(
     client: txnkv.Client, key: list[str], indexes: list[list[str]], parts: Any
 ) -> None:

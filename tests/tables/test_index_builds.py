@@ -69,7 +69,9 @@ say("done")
 
 
 @pytest.mark.parametrize("unique", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_built_beside_writers_of_every_kind(
     client: txnkv.Client, process: Callable[..., Any], seed: int, unique: bool
 ) -> None:

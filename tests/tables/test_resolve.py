@@ -195,7 +195,7 @@ def test_rows_written_many_times_are_looked_for_once_each_time(
         max_size=12,
     )
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_many_row_sets_that_replace_each_other(
     client: txnkv.Client, tablet: Tablet, keys_at_once: int, ops: list[tuple[str, set[int]]]
 ) -> None:
