@@ -180,26 +180,12 @@ const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *
 
 /* -- rows that were put last -------------------------------------------------------------- */
 
-enum { MOST_LOOKED = 4096 };
-
 const mem_entry_t *mem_row_set_newest(const mem_row_set_t *set) {
     const mem_node_t *node = mem_newest(set);
     return node == NULL ? NULL : &node->entry;
 }
 
-status_t mem_row_set_first_since(const mem_row_set_t *set, const mem_entry_t *since,
-                                 const uint8_t *low, size_t low_len, const uint8_t *high,
-                                 size_t high_len, const mem_entry_t **out) {
-    const slice_t bound = {low, low_len};
-    const mem_node_t *until = since == NULL ? NULL : mem_node_of(since);
-    uint32_t looked = 0;
-    *out = NULL;
-    for (const mem_node_t *node = mem_newest(set); node != until; node = node->older) {
-        const mem_entry_t *entry = &node->entry;
-        if (looked++ == MOST_LOOKED) return STATUS_LIMIT;
-        if (low != NULL && slice_compare(mem_key(entry), bound) < 0) continue;
-        if (!below(entry, high, high_len)) continue;
-        if (*out == NULL || slice_compare(mem_key(entry), mem_key(*out)) < 0) *out = entry;
-    }
-    return STATUS_OK;
+const mem_entry_t *mem_row_set_older(const mem_entry_t *entry) {
+    const mem_node_t *node = mem_node_of(entry)->older;
+    return node == NULL ? NULL : &node->entry;
 }

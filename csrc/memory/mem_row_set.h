@@ -97,11 +97,8 @@ const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *
 /* The row that was put last, no tombstone; NULL: none. `max_stamp` asked afterwards is not below it. */
 const mem_entry_t *mem_row_set_newest(const mem_row_set_t *set);
 
-/* The row with the least key in [low, high), NULL for no bound, of those that were put since `since`
- * was the newest; NULL: none. LIMIT: too many were put to be looked at. */
-status_t mem_row_set_first_since(const mem_row_set_t *set, const mem_entry_t *since,
-                                 const uint8_t *low, size_t low_len, const uint8_t *high,
-                                 size_t high_len, const mem_entry_t **out);
+/* The row that was put before one that `mem_row_set_newest` or this has given; NULL: none. */
+const mem_entry_t *mem_row_set_older(const mem_entry_t *entry);
 
 /* The position of the first key that has an entry with a stamp > after, or -1. */
 int64_t mem_row_set_changed_keys(const mem_row_set_t *set, const keys_t *keys, uint64_t after);

@@ -237,7 +237,35 @@ typedef struct {
     uint32_t looked;
     uint32_t gone;
     slice_t reached; /* no row was found below; data NULL: nor behind */
+    gone_range_t known;
+    uint32_t part; /* of those the next */
 } walk_t;
+
+static slice_t slice_of(const gone_bound_t *bound) {
+    const slice_t none = {NULL, 0}, slice = {bound->data, bound->len};
+    return bound->len == UINT32_MAX ? none : slice;
+}
+
+/* What is committed goes on behind the next part that is gone. */
+static layers_range_status_t leap(walk_t *walk, slice_t key, layer_found_t *stop) {
+    merge_t *merge = walk->merge;
+    const slice_t end = slice_of(&walk->known.parts[walk->part++].end);
+    if (!is_below(key, end)) return LAYERS_RANGE_OK;
+    for (uint32_t k = 0; k < merge->n; k++) {
+        cursor_t *cursor = merge->cursors + k;
+        if (cursor->memory != NULL && cursor->memory == walk->own) continue;
+        cursor->over = cursor->over || end.data == NULL;
+        if (cursor->over) continue;
+        cursor->range.low = end.data;
+        cursor->range.low_len = end.len;
+        cursor->last = NULL;
+        const layers_range_status_t status = cursor->memory != NULL
+                                                 ? next_in_memory(cursor, false)
+                                                 : open_row_set(cursor, end, merge, stop);
+        if (status != LAYERS_RANGE_OK) return status;
+    }
+    return LAYERS_RANGE_OK;
+}
 
 /* Each key that is in one of the sources is looked for as a single one is, unless it is seen to be
  * gone. */
@@ -249,6 +277,11 @@ static layers_range_status_t find_rows(walk_t *walk, layers_range_t *out) {
         if (out->n == 0) walk->reached = cursor == NULL ? merge->high : key_of(cursor);
         if (cursor == NULL) break;
         const slice_t key = key_of(cursor);
+        if (walk->part < walk->known.n &&
+            slice_compare(key, slice_of(&walk->known.parts[walk->part].low)) > 0) {
+            status = leap(walk, key, out->found + out->n);
+            continue;
+        }
         const uint32_t at = out->ends[out->n];
         if (is_gone(cursor)) {
             if (walk->gone++ == MOST_GONE) return LAYERS_RANGE_LONG;
@@ -297,25 +330,30 @@ layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *
                      .low = from,
                      .high = {high, high_len},
                      .descending = descending != 0};
-    walk_t walk = {layers, own, snapshot, &merge, 0, 0, from};
-    uint8_t end[GONE_KEY_BYTES];
+    walk_t walk = {.layers = layers,
+                   .own = own,
+                   .snapshot = snapshot,
+                   .merge = &merge,
+                   .reached = from,
+                   .part = 1};
     slice_t committed = from;
-    const mem_entry_t *newest = NULL;
     bool notes = layers->gone != NULL && layers->staged_n == 0 && !merge.descending;
     out->n = out->ends[0] = 0;
     if (notes) {
-        const int64_t len = gone_end(layers->gone, layers->memory, low, low_len, snapshot, end);
-        if (len >= 0) committed = (slice_t){end, (size_t)len};
-        merge.own_alone = len == UINT32_MAX;
-        newest = mem_row_set_newest(layers->memory);
+        gone_find(layers->gone, layers->memory, low, low_len, snapshot, &walk.known);
+        if (walk.known.n != 0) {
+            committed = slice_of(&walk.known.parts[0].end);
+            merge.own_alone = committed.data == NULL;
+        }
         notes = sees_all(layers, own, snapshot);
     }
     layers_range_status_t status =
         open_all(&merge, layers, own, from, committed, snapshot, out->found);
     if (status != LAYERS_RANGE_OK) return status;
     status = find_rows(&walk, out);
-    if (notes && walk.gone + walk.looked - out->n >= NOTED_GONE) {
-        gone_note(layers->gone, newest, low, low_len, walk.reached.data, walk.reached.len,
+    const bool leapt = walk.part > 1 && status == LAYERS_RANGE_OK;
+    if (notes && (leapt || walk.gone + walk.looked - out->n >= NOTED_GONE)) {
+        gone_note(layers->gone, &walk.known, low, low_len, walk.reached.data, walk.reached.len,
                   snapshot);
     }
     return status;

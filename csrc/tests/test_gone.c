@@ -1,4 +1,5 @@
 /* Ranges whose front was deleted, against a plain walk: what is noted as gone hides no row. */
+#include "common/alloc.h"
 #include "common/bytes.h"
 #include "tablet/layers.h"
 #include "tests/harness.h"
@@ -9,7 +10,7 @@ typedef struct {
     mem_row_set_t *memory;
     mem_row_set_t *own;
     gone_t *gone;
-    uint8_t states[STAMPS + 1][KEYS]; /* at each stamp */
+    uint8_t states[STAMPS + 4][KEYS]; /* at each stamp */
     uint8_t owned[KEYS];
     uint32_t stamp;
 } shop_t;
@@ -46,7 +47,10 @@ static void check_range(shop_t *shop, layers_range_t *out) {
     const uint32_t most = random_below(8) == 0 ? LAYERS_FEW : 1 + random_below(4);
     const bool with_own = random_below(6) == 0;
     const uint32_t descending = random_below(4) == 0;
-    const gone_t before = *shop->gone;
+    uint64_t stamps[GONE_RANGES];
+    for (uint32_t i = 0; i < GONE_RANGES; i++) {
+        stamps[i] = shop->gone->ranges[i] == NULL ? 0 : shop->gone->ranges[i]->stamp;
+    }
     uint8_t from[8], to[8], key[8];
     EXPECT(layers_range(&layers, with_own ? shop->own : NULL, key_bytes(from, low), 8,
                         high == KEYS ? NULL : key_bytes(to, high), high == KEYS ? 0 : 8, snapshot,
@@ -61,8 +65,8 @@ static void check_range(shop_t *shop, layers_range_t *out) {
     }
     EXPECT(n == out->n);
     for (uint32_t i = 0; with_own && i < GONE_RANGES; i++) { /* own deletes are nobody else's */
-        const gone_range_t *range = shop->gone->ranges + i;
-        EXPECT(range->stamp == 0 || range->stamp == before.ranges[i].stamp);
+        const gone_range_t *range = shop->gone->ranges[i];
+        EXPECT(range == NULL || range->n == 0 || range->stamp == stamps[i]);
     }
 }
 
@@ -84,7 +88,10 @@ static void check_shop(void) {
     while (shop->stamp < STAMPS) {
         const uint32_t what = random_below(20), some = random_below(100);
         if (what == 0) {
-            commit(shop, some, some + 1, ROW);
+            const uint32_t key = random_below(KEYS);
+            for (uint32_t i = random_below(4); i != UINT32_MAX; i--) {
+                commit(shop, (key + 90 * i) % KEYS, (key + 90 * i) % KEYS + 1, ROW);
+            }
         } else if (what == 1) {
             commit(shop, KEYS - some, KEYS, ROW);
         } else if (what < 5) {
@@ -96,43 +103,95 @@ static void check_shop(void) {
     }
     mem_row_set_destroy(shop->memory);
     mem_row_set_destroy(shop->own);
+    gone_clear(shop->gone);
     free(shop->gone);
     free(shop);
     free(out);
 }
 
+typedef struct {
+    gone_t gone;
+    gone_range_t found;
+    mem_row_set_t *memory;
+} noted_t;
+
+static const gone_range_t *find(noted_t *noted, uint32_t low, uint64_t snapshot) {
+    uint8_t bytes[8];
+    gone_find(&noted->gone, noted->memory, key_bytes(bytes, low), 8, snapshot, &noted->found);
+    return &noted->found;
+}
+
+static void note(noted_t *noted, uint32_t low, uint32_t end, uint64_t snapshot) {
+    uint8_t from[8], to[8];
+    gone_note(&noted->gone, &noted->found, key_bytes(from, low), 8, key_bytes(to, end), 8,
+              snapshot);
+}
+
+static bool is_part(const noted_t *noted, uint32_t i, uint32_t low, uint32_t end) {
+    uint8_t from[8], to[8];
+    const gone_part_t *part = noted->found.parts + i;
+    return i < noted->found.n && part->low.len == 8 && part->end.len == 8 &&
+           memcmp(part->low.data, key_bytes(from, low), 8) == 0 &&
+           memcmp(part->end.data, key_bytes(to, end), 8) == 0;
+}
+
 /* Only what is deleted at the front is noted, and a row that is put there is seen. */
 static void check_noted(void) {
-    gone_t gone = {0};
-    mem_row_set_t *memory = mem_row_set_create(8);
-    uint8_t end[GONE_KEY_BYTES], low[8], key[8];
-    key_bytes(low, 0);
+    noted_t noted = {.memory = mem_row_set_create(8)};
+    mem_row_set_t *memory = noted.memory;
     put(memory, 9, 1, ROW);
-    const mem_entry_t *newest = mem_row_set_newest(memory);
-    gone_note(&gone, newest, low, 8, key_bytes(key, 300), 8, 5);
-    EXPECT(gone_end(&gone, memory, low, 8, 4, end) == -1);
-    EXPECT(gone_end(&gone, memory, low, 7, 5, end) == -1);
-    EXPECT(gone_end(&gone, memory, low, 8, 5, end) == 8 && memcmp(end, key, 8) == 0);
+    EXPECT(find(&noted, 0, 5)->n == 0);
+    note(&noted, 0, 300, 5);
+    EXPECT(find(&noted, 0, 4)->n == 0);
+    EXPECT(find(&noted, 1, 5)->n == 0);
+    EXPECT(find(&noted, 0, 5)->n == 1 && is_part(&noted, 0, 0, 300));
     put(memory, 350, 6, ROW);
     put(memory, 200, 7, TOMBSTONE);
-    EXPECT(gone_end(&gone, memory, low, 8, 7, end) == 8 && memcmp(end, key, 8) == 0);
+    EXPECT(find(&noted, 0, 7)->n == 1 && is_part(&noted, 0, 0, 300));
     put(memory, 250, 8, ROW);
     put(memory, 260, 8, ROW);
-    EXPECT(gone_end(&gone, memory, low, 8, 7, end) == 8);
-    EXPECT(memcmp(end, key_bytes(key, 250), 8) == 0);
-    gone_note(&gone, mem_row_set_newest(memory), low, 8, NULL, 0, 9);
-    EXPECT(gone_end(&gone, memory, low, 8, 9, end) == UINT32_MAX);
+    EXPECT(find(&noted, 0, 8)->n == 3);
+    EXPECT(is_part(&noted, 0, 0, 250) && is_part(&noted, 1, 250, 260));
+    EXPECT(is_part(&noted, 2, 260, 300));
+    note(&noted, 0, 260, 9); /* what lies behind stays known */
+    EXPECT(find(&noted, 0, 9)->n == 2);
+    EXPECT(is_part(&noted, 0, 0, 260) && is_part(&noted, 1, 260, 300));
+    note(&noted, 0, 10, 8); /* not by who sees less */
+    EXPECT(find(&noted, 0, 9)->n == 2 && find(&noted, 0, 8)->n == 0);
+    for (uint32_t key = 10; key < 20; key++) put(memory, key, 10, ROW);
+    EXPECT(find(&noted, 0, 9)->n == GONE_PARTS); /* the narrow ones went */
+    EXPECT(is_part(&noted, 0, 0, 10) && is_part(&noted, GONE_PARTS - 1, 260, 300));
     for (uint32_t i = 0; i < 5000; i++) put(memory, 399, 10 + i, ROW);
-    EXPECT(gone_end(&gone, memory, low, 8, 9, end) == -1); /* more than are looked at */
-    gone_note(&gone, mem_row_set_newest(memory), NULL, 0, key, 8, 9); /* from the first row on */
-    EXPECT(gone_end(&gone, memory, NULL, 0, 9, end) == 8);
-    uint8_t large[GONE_KEY_BYTES + 1] = {0};
-    gone_note(&gone, newest, large, sizeof large, NULL, 0, 9);
-    EXPECT(gone_end(&gone, memory, large, sizeof large, 9, end) == -1);
+    EXPECT(find(&noted, 0, 9)->n == 0); /* more than are looked at */
+    gone_clear(&noted.gone);
     mem_row_set_destroy(memory);
+}
+
+static void check_bounds(void) {
+    noted_t noted = {.memory = mem_row_set_create(8)};
+    uint8_t large[GONE_KEY_BYTES + 1] = {0}, key[8];
+    gone_find(&noted.gone, noted.memory, NULL, 0, 9, &noted.found);
+    gone_note(&noted.gone, &noted.found, NULL, 0, NULL, 0, 9); /* all of it */
+    gone_find(&noted.gone, noted.memory, NULL, 0, 9, &noted.found);
+    EXPECT(noted.found.n == 1 && noted.found.parts[0].end.len == UINT32_MAX);
+    put(noted.memory, 7, 10, ROW);
+    gone_find(&noted.gone, noted.memory, NULL, 0, 9, &noted.found);
+    EXPECT(noted.found.n == 2 && noted.found.parts[0].end.len == 8);
+    EXPECT(memcmp(noted.found.parts[1].low.data, key_bytes(key, 7), 8) == 0);
+    EXPECT(noted.found.parts[1].end.len == UINT32_MAX);
+    gone_note(&noted.gone, &noted.found, large, sizeof large, NULL, 0, 9);
+    gone_find(&noted.gone, noted.memory, large, sizeof large, 9, &noted.found);
+    EXPECT(noted.found.n == 0);
+    gone_clear(&noted.gone);
+    alloc_fail_at(1);
+    gone_note(&noted.gone, &noted.found, NULL, 0, NULL, 0, 9);
+    gone_find(&noted.gone, noted.memory, NULL, 0, 9, &noted.found);
+    EXPECT(noted.found.n == 0);
+    mem_row_set_destroy(noted.memory);
 }
 
 void test_gone(void) {
     check_noted();
+    check_bounds();
     for (int i = 0; i < 60; i++) check_shop();
 }

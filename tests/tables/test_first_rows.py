@@ -183,3 +183,40 @@ def test_they_are_found_without_a_plan(
         assert list(txn.scan(table, ["id"], where, limit=3)) == [
             {"id": row["id"]} for row in wanted
         ]
+
+
+@pytest.mark.parametrize("priorities", [1, 2, 5, 20])
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_a_queue_gives_the_first_row_that_is_left(
+    client: txnkv.Client, isolation: Any, priorities: int
+) -> None:
+    rnd, left = random.Random(priorities), list[tuple[int, int]]()
+    schema = txnkv.Schema({"q": "string", "p": "int8", "id": "int64"}, ["q", "p", "id"])
+    queue = client.create_table("queue", schema)
+    before: list[tuple[txnkv.Snapshot, list[tuple[int, int]]]] = []
+
+    def first(reader: Any, descending: bool = False) -> Any:
+        order = "descending" if descending else True
+        asked = reader.scan(queue, ["p", "id"], [("q", "=", "a")], ordered=order, limit=1)
+        return [(row["p"], row["id"]) for row in asked]
+
+    for turn in range(1500):
+        with client.transaction() as txn:
+            for n in range(rnd.choice([0, 1, 1, 4])):
+                left.append((rnd.randrange(priorities), 10 * turn + n))
+                txn.insert(queue, ("a", *left[-1]))
+        left.sort()
+        for _ in range(rnd.choice([0, 1, 2, 3])):
+            with client.transaction(isolation=isolation) as txn:
+                assert first(txn) == left[:1]
+                if left:
+                    txn.delete(queue, ("a", *left.pop(0)))
+                    assert first(txn) == left[:1]
+        if turn % 100 == 0:
+            before.append((client.snapshot(), left[:]))
+        if turn == 700:
+            internals.flush(client)
+    for snapshot, rows in before:
+        with snapshot:
+            assert first(snapshot) == rows[:1]
+            assert first(snapshot, descending=True) == rows[-1:]

@@ -179,7 +179,7 @@ class Layers:
             ffi.new("layer_step_t[]", [(step.row_set.c, step.before, step.hides) for step in some])
             for some in (staged, steps)
         ]
-        gone = ffi.new(_GONE)
+        gone = ffi.gc(ffi.new(_GONE), lib.gone_clear)
         self._held = (lists, memory, gone)
         counts = len(staged), len(steps)
         self.c = ffi.new("layers_t *", (*lists, memory.c, flushed, *counts, gone))
