@@ -14,6 +14,7 @@ import pytest
 import txnkv
 from txnkv import aio
 from txnkv.aio.calls import Calls
+from txnkv.client import Attempts
 
 TWINS = [
     (txnkv.Client, aio.AsyncClient),
@@ -212,3 +213,80 @@ def test_a_task_that_is_collected_in_a_close_ends_without_a_word() -> None:
 
     asyncio.run(main())
     pool.close()
+
+
+def test_a_run_takes_two_turns_of_a_thread(
+    table: txnkv.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those of its function: one to begin, one to commit and to let go."""
+    made = list[str]()
+
+    def submit(self: Calls, fn: Any, *args: Any, real: Any = Calls.submit, **kwargs: Any) -> Any:
+        made.append(fn.__name__)
+        return real(self, fn, *args, **kwargs)
+
+    async def main() -> None:
+        async with aio.connect(store_path) as client:
+            await client.run(lambda txn: txn.insert("t", (1, None)))
+            with monkeypatch.context() as patched:
+                patched.setattr(Calls, "submit", submit)
+                await client.run(lambda txn: txn.insert("t", (2, None)))
+
+    asyncio.run(main())
+    assert len(made) == 2, made
+    assert table.count() == 2
+
+
+def test_a_run_that_cannot_let_go_is_not_run_again(
+    table: txnkv.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[int]()
+
+    def close(self: Attempts) -> None:
+        raise txnkv.UnavailableError("the disk failed")
+
+    async def work(txn: aio.AsyncTransaction) -> None:
+        ran.append(1)
+        await txn.insert("t", (len(ran), None))
+
+    async def main() -> None:
+        async with aio.connect(store_path) as client:
+            with monkeypatch.context() as patched:
+                patched.setattr(Attempts, "close", close)
+                with pytest.raises(txnkv.UnavailableError, match="the disk failed"):
+                    await client.run(work)
+
+    asyncio.run(main())
+    assert ran == [1]
+    assert table.count() == 1
+
+
+def test_a_run_that_is_cancelled_as_it_begins_lets_go(
+    table: txnkv.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning, go_on, closed = threading.Event(), threading.Event(), list[Attempts]()
+
+    def begin(self: Attempts, *args: Any, real: Any = Attempts.begin) -> Any:
+        beginning.set()
+        assert go_on.wait(30)
+        return real(self, *args)
+
+    def close(self: Attempts, real: Any = Attempts.close) -> None:
+        closed.append(self)
+        real(self)
+
+    async def main() -> None:
+        async with aio.connect(store_path) as client:
+            with monkeypatch.context() as patched:
+                patched.setattr(Attempts, "begin", begin)
+                patched.setattr(Attempts, "close", close)
+                task = asyncio.create_task(client.run(lambda txn: txn.insert("t", (1, None))))
+                await asyncio.to_thread(beginning.wait, 30)
+                task.cancel()
+                go_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert len(closed) == 1
+
+    asyncio.run(main())
+    assert table.count() == 0

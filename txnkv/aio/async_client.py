@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, TypeVar, Unpack
 
@@ -20,7 +22,14 @@ from txnkv.aio.calls import Calls, ClosingWrapper, calls_of_a_client, opening, s
 from txnkv.client import Attempts, Client, has_committed, require_done
 from txnkv.errors import CommitOutcomeUnknownError
 from txnkv.remote import connect as connect_blocking
-from txnkv.transaction import DEADLINE, Retries, TransactionOptions, TxnToken, has_failed
+from txnkv.transaction import (
+    DEADLINE,
+    Retries,
+    Transaction,
+    TransactionOptions,
+    TxnToken,
+    has_failed,
+)
 
 T = TypeVar("T")
 
@@ -153,22 +162,43 @@ class AsyncClient(ClosingWrapper[Client]):
         **options: Unpack[TransactionOptions],
     ) -> T:
         """Call `await fn(txn)` and commit; again on whatever is retriable."""
-        tries = await self._calls(self.blocking.attempts, {**options})
+        made: list[Attempts] = []
+
+        def first() -> Transaction | None:
+            made.append(tries := self.blocking.attempts({**options}))
+            return None if tries.blocked else tries.begin()
+
         try:
-            return await self._run(fn, tries, self.blocking.retries(attempts, deadline))
+            return await self._run(fn, first, made, self.blocking.retries(attempts, deadline))
         finally:
-            await self._calls.to_the_end(tries.close)
+            if made:
+                await self._calls.to_the_end(made[0].close)
 
     async def _run(
-        self, fn: Callable[[AsyncTransaction], Awaitable[T]], attempts: Attempts, retries: Retries
+        self,
+        fn: Callable[[AsyncTransaction], Awaitable[T]],
+        first: Callable[[], Transaction | None],
+        made: list[Attempts],
+        retries: Retries,
     ) -> T:
+        """Try until it commits. `made`: what `first` has made, until it is closed."""
+
+        def end(txn: Transaction) -> None:
+            txn.__exit__(None, None, None)
+            with suppress(Exception):  # it is committed; `run` closes them again, and tells
+                made[0].close()
+                made.clear()
+
         while True:
-            if attempts.blocked:
-                await (self._calls if attempts.ahead else self._waits)(attempts.wait)
+            if made and made[0].blocked:
+                await (self._calls if made[0].ahead else self._waits)(made[0].wait)
             returned = False
             try:
-                begun = await self._calls(attempts.begin)
-                async with AsyncTransaction(begun, self._calls) as txn:
+                begun = await self._calls.to_the_end(made[0].begin if made else first)
+                if begun is None:
+                    continue
+                txn = AsyncTransaction(begun, self._calls)
+                try:
                     given = fn(txn)
                     if not isawaitable(given):
                         raise TypeError(
@@ -178,6 +208,10 @@ class AsyncClient(ClosingWrapper[Client]):
                     result = await given
                     require_done(result, txn, "await it in the function")
                     returned = True
+                except BaseException:
+                    await txn.__aexit__(*sys.exc_info())
+                    raise
+                await txn._turn.to_the_end(end, begun)
                 return result
             except CommitOutcomeUnknownError as error:
                 if not returned or not error.txn_id:
@@ -189,7 +223,8 @@ class AsyncClient(ClosingWrapper[Client]):
                 if getattr(error, "retriable", None) is not True:
                     raise
                 pause = retries.pause(error)
-                attempts.failed(error)
+                if made:
+                    made[0].failed(error)
             await asyncio.sleep(pause)
 
 
