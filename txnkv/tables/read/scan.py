@@ -278,13 +278,19 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
 
 
 def plan_parts(
-    view: TabletView, key_range: KeyRange, most: int | None = None, *, last: bool = False
+    view: TabletView,
+    key_range: KeyRange,
+    most: int | None = None,
+    *,
+    last: bool = False,
+    short: bool = True,
 ) -> list[Source]:
     """Return the sources of one tablet that may hold keys of a range.
 
     Args:
         most: no more rows of it than these, its first ones, are wanted.
         last: its last ones are.
+        short: they may be few.
     """
     if key_range.empty or most == 0:
         return []
@@ -298,10 +304,10 @@ def plan_parts(
             low = found[0].key(found[0].n - 1)
         else:
             return []
-    if first < core.FEW or (low is not None and high is not None):
-        short = find_range(view, low or b"", high, first)
-        if short is not None:
-            return [ShortPart(view.tablet, *short)] if short[0].n else []
+    if short and (first < core.FEW or (low is not None and high is not None)):
+        few = find_range(view, low or b"", high, first)
+        if few is not None:
+            return [ShortPart(view.tablet, *few)] if few[0].n else []
     own = memory = None
     if view.own is not None:
         own = view.own.select(low, high, 0, EVERY_STAMP)
@@ -407,9 +413,17 @@ class Piece:
 
 
 def plan(
-    tables: Tables, asked: Request, view: ReadView, pieces: Sequence[Piece] | None = None
+    tables: Tables,
+    asked: Request,
+    view: ReadView,
+    pieces: Sequence[Piece] | None = None,
+    *,
+    short: bool = True,
 ) -> Plan:
     """Bind a request to what a view sees, in all of the table or in some pieces of it.
+
+    Args:
+        short: its range of keys may have few.
 
     Raises:
         TableNotFoundError: the table was dropped.
@@ -445,7 +459,7 @@ def plan(
         return tuple(
             part
             for tablet, key_range in ranges
-            for part in plan_parts(by_tablet[tablet.id], key_range, most, last=last)
+            for part in plan_parts(by_tablet[tablet.id], key_range, most, last=last, short=short)
         ), pins
 
     found, pins = until_there(parts_of_all, tables.log.latest)
@@ -571,8 +585,8 @@ def rows_of_keys(
 
 
 def count(tables: Tables, asked: Request, view: ReadView) -> int:
-    """Rows that satisfy a request, whose projection is empty."""
-    made = plan(tables, asked, view)
+    """Rows that satisfy a request, whose projection is empty; `short_scan.few` finds them many."""
+    made = plan(tables, asked, view, short=False)
     try:
         return made.count()
     finally:
