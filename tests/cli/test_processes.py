@@ -10,9 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 from click.shell_completion import BashComplete
 
@@ -289,6 +292,53 @@ def test_a_server_is_stopped(kind, ended, orders):
     assert process.stdout.readline().startswith(b"serving ")
     process.send_signal(kind)
     assert finish(process)[0] == ended
+
+
+@pytest.mark.parametrize(("kind", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("call", ["read", "load"])
+def test_a_server_is_stopped_beside_a_client_that_goes_on_no_more(kind, ended, call, tmp_path):
+    """It waited for them for ever, and told its port no more."""
+    with txnkv.connect(tmp_path / "store") as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "string"}, "id"))
+        with client.transaction() as txn:
+            ids = range(200_000)
+            txn.write(table, pa.table({"id": ids, "v": [f"{id:100}" for id in ids]}))
+    process = start("serve", tmp_path / "store", "--listen", "grpc://127.0.0.1:0")
+    address = process.stdout.readline().decode().split()[-1]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def batches():
+        for id in (-1, -2, -3):  # more than is under way, so that the server is at it
+            yield pa.record_batch({"id": pa.array([id]), "v": ["x" * 5_000_000]})
+        begun.set()
+        assert go_on.wait(300)
+
+    def load():
+        schema = pa.schema({"id": pa.int64(), "v": pa.string()})
+        with suppress(txnkv.TxnkvError), txnkv.connect(address) as client:
+            client.new_transaction().write(
+                "t", pa.RecordBatchReader.from_batches(schema, batches())
+            )
+
+    loading = threading.Thread(target=load)
+    if call == "load":
+        loading.start()
+        assert begun.wait(300)
+    else:
+        flight = fl.connect(address)
+        reader = flight.do_get(fl.Ticket(json.dumps({"table": "t"})))
+        reader.read_chunk()
+    process.send_signal(kind)
+    code, _, err = finish(process)
+    assert code == ended
+    assert "calls that had not ended after 5 s were cut off\n" in err
+    assert err.endswith("stopped\n") == (kind == signal.SIGINT)
+    go_on.set()
+    if call == "load":
+        loading.join()
+    with txnkv.connect(tmp_path / "store") as client:
+        assert client.table("t").count() == 200_000
+        assert client.check().problems == []
 
 
 def test_kafkas_clients_come_by_ipv6(orders):

@@ -42,6 +42,8 @@ _ONLY_WITH: Final = {
 """Options that mean nothing without another."""
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE: Final = 5
+"""Seconds for calls that are under way when the server is stopped."""
 _LOOK_EVERY: Final = 1.0
 """Seconds until it is seen whether the store is still there."""
 
@@ -144,14 +146,28 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     if kafka is not None:
         at = given["kafka"].rpartition(":")[0]
         click.echo(f"serving its topics to Kafka's clients at {at}:{kafka.port}")
+    end: click.ClickException | None = None
     try:
-        number = _stopped_by(stopped, server, store)
-    finally:
-        if kafka is not None:
-            kafka.close()
-        server.close()
-    if number == signal.SIGINT:
-        raise Stopped("stopped")
+        if _stopped_by(stopped, server, store) == signal.SIGINT:
+            end = Stopped("stopped")
+    except click.ClickException as error:
+        end = error
+    if kafka is not None:
+        kafka.close()
+    if not server.close(_PATIENCE):
+        click.echo(f"calls that had not ended after {_PATIENCE} s were cut off", err=True)
+        _exit(end)
+    if end is not None:
+        raise end
+
+
+def _exit(end: click.ClickException | None) -> None:
+    """End the process, whatever its threads are at."""
+    if end is not None:
+        end.show()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if end is None else end.exit_code)
 
 
 def _stops() -> int:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 import pyarrow as pa
@@ -61,7 +62,6 @@ _WAITED: Final = ("sends", "rows")
 """Calls with what waited at a client: where some of it is refused, the rest is kept."""
 
 _MIDDLEWARE: Final = "user"
-
 _OURS: Final = pack({})[:1]
 """The first byte of a client's request; what begins with another was written by anybody."""
 _TICKET: Final = ("table", "columns", "where", "limit")
@@ -71,6 +71,17 @@ def _open(path: str, addresses: tuple[str, ...], keepalive: float) -> Client:
     found = connect_here(path, create=False, keepalive_time=keepalive)
     found.addresses = addresses
     return found
+
+
+def _ends(call: Callable[[], object], patience: float | None) -> bool:
+    """Call, on a thread where it may take longer."""
+    if patience is None:
+        call()
+        return True
+    thread = Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(patience)
+    return not thread.is_alive()
 
 
 class Server(fl.FlightServerBase):  # type: ignore[misc]
@@ -129,15 +140,24 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         """
         self._client.instance.store.require_there()
 
-    def close(self) -> None:
-        """Stop: calls that are under way end, clients lose their handles. Twice is fine."""
+    def close(self, patience: float | None = None) -> bool:
+        """Stop: calls that are under way end, clients lose their handles. Twice is fine.
+
+        Args:
+            patience: seconds for calls whose clients read or send no more; None: until they end.
+
+        Returns:
+            Whether all ended. What did not goes on: let the process end.
+        """
         if self._closed or os.getpid() != self._pid:
-            return
+            return True
         self._closed = True
-        self.shutdown()
+        ended = _ends(self.shutdown, patience)
         GATE.discard_threaded(self)
-        self._guests.close()
-        self._client.close()
+        ended = _ends(partial(self._guests.close, busy=ended), patience) and ended
+        if ended:
+            self._client.close()
+        return ended
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -570,12 +570,12 @@ class Guests:
             del self._guests[id]
         found.close()
 
-    def close(self) -> None:
-        """Give up all of them."""
+    def close(self, *, busy: bool = True) -> None:
+        """Give up all of them, or but for those with calls under way."""
         self._stop.set()
         self._thread.join()
         with self._lock:
-            every, self._guests = list(self._guests.values()), {}
+            every, self._guests = [g for g in self._guests.values() if busy or not g.busy], {}
         for guest in every:
             guest.close()
 
