@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
 import pytest
 
 import txnkv
+from txnkv.remote.remote_client import RemoteClient
+from txnkv.remote.remote_transaction import RemoteTransaction
 from txnkv.server import Server
 
 TIME = re.compile(r"\b[\d.]+ (s|min)\b")
@@ -152,3 +156,29 @@ def test_groups(client, address, run, fail):
     assert client.topic("events").subscriptions() == []
     run("group", "drop", address, "events", "g")
     assert "no subscription or group 's'" in fail("group", "show", address, "events", "s")
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_load_whose_server_goes_tells_what_is_left(
+    client, address, fail, tmp_path, monkeypatch, dropped
+):
+    """It said that nothing was done and that this was not known, and no word of the table."""
+
+    def gone(*args, **options):
+        raise txnkv.UnavailableError("no answer")
+
+    monkeypatch.setattr(RemoteTransaction, "write", gone)
+    monkeypatch.setattr(RemoteTransaction, "state", property(gone))
+    if not dropped:
+        monkeypatch.setattr(RemoteClient, "drop_table", gone)
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    told = fail("load", address, "made", tmp_path / "in.csv", "--key", "id")
+    assert told.startswith("no answer; nothing was loaded (")
+    assert ("; the table made was made for it, and stays" in told) == (not dropped)
+    assert ("made" in client.tables()) == (not dropped)
+
+
+def test_a_port_that_is_taken_is_named(client, store, fail):
+    with Server(client.path, "grpc://127.0.0.1:0") as server:
+        told = fail("serve", store, "--listen", f"grpc://127.0.0.1:{server.port}")
+    assert told.endswith(f"{server.port}: {os.strerror(errno.EADDRINUSE)}")

@@ -241,6 +241,7 @@ def test_who_changes_a_table_by_a_handle_has_the_right_to_it(
         ("[[users]]\nrights = 'read'", "users is a table, not of type list"),
         ("[users]\nann = 'x'", "user 'ann' is a table, not of type str"),
         ("[users.ann]\nrights = ['read']", "rights of user 'ann' are one of"),
+        ("[users.ann.org]\nrights = 'read'", "write, admin; a name with dots stands in quotes"),
         ("[users.ann]\nrights = 'read'\ntables = 3", "tables of user 'ann' is a list"),
         ("users = ", "is no file of users"),
     ],
@@ -331,6 +332,7 @@ def test_tls_both_ways(
     serve: Callable[..., Server],
     tmp_path: Path,
     users: tuple[Users, dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cert, key = certified(tmp_path, "127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
     pair = [(cert.read_bytes(), key.read_bytes())]
@@ -362,8 +364,12 @@ def test_tls_both_ways(
         client.table("t").insert((1, "by bob"))
         with pytest.raises(txnkv.AuthenticationError, match="'bob' has no right to admin"):
             client.create_table("more", SCHEMA)
-    with pytest.raises(txnkv.AuthenticationError):
-        txnkv.connect(address, credentials=shown("mallory"))  # who is nobody here
+    for _ in range(2):
+        with pytest.raises(
+            txnkv.AuthenticationError, match="the certificate is of 'mallory', whom"
+        ):
+            txnkv.connect(address, credentials=shown("mallory"))
+    assert caplog.text.count("the certificate is of 'mallory', whom the file of users has not") == 1
     ann = shown("mallory") | {"token": users[1]["ann"]}  # a token goes before a certificate
     with txnkv.connect(address, credentials=ann) as client:
         assert client.table("t").get(1) == {"id": 1, "v": "by bob"}

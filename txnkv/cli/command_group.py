@@ -165,15 +165,21 @@ class OneTransaction:
         """Begin it; it is committed at the end of the block, and has no timeout."""
         try:
             with client.transaction(timeout=None) as self._txn:
+                self._committed = False
                 yield self._txn
+                self.may_commit()
             self._committed = True
         except BaseException:
-            if self._txn is not None:
+            if self._txn is not None and self._committed is None:
                 try:
                     self._find_out(self._txn)  # now: later the client is closed
                 except KeyboardInterrupt:
                     self._find_out(self._txn)
             raise
+
+    def may_commit(self) -> None:
+        """Note that it may be committed from here on."""
+        self._committed = None
 
     def _find_out(self, txn: txnkv.Transaction) -> None:
         """Ask for its state, which a commit that goes on by itself has soon."""

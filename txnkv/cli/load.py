@@ -119,8 +119,7 @@ def load(
         try:
             timestamp, result, seconds = done.run(client, sources)
         except BaseException as error:
-            if made:
-                _unmake(client, table)
+            done.leaves_table = made and not _unmake(client, table)
             if isinstance(error, (TxnkvError, OSError, ValueError, pa.ArrowException)):
                 raise click.ClickException(done.failure(error)) from error
             raise
@@ -240,11 +239,13 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _unmake(client: txnkv.Client, table: str) -> None:
+def _unmake(client: txnkv.Client, table: str) -> bool:
     """Drop a table that was made for a load that failed, unless somebody uses it by now."""
     with suppress(TxnkvError):
         if client.table(table).count() == 0:
             client.drop_table(table)
+            return True
+    return False
 
 
 class _Load:
@@ -252,6 +253,7 @@ class _Load:
 
     def __init__(self, store: str, table: str, operation: Operation) -> None:
         self.rows = 0
+        self.leaves_table = False
         self._table = table
         self._operation = operation
         self._one = OneTransaction(store, "loaded")
@@ -273,6 +275,7 @@ class _Load:
                 total.deleted += result.deleted
                 total.ignored += result.ignored
             progress.add_task("committing", total=None, note="")
+            self._one.may_commit()
             timestamp = txn.commit()
         return timestamp, total, time.monotonic() - begin
 
@@ -308,7 +311,8 @@ class _Load:
         """Say what is durable after Ctrl-C: all or nothing."""
         read = plural(self.rows, "row")
         self._one.wrote = read
-        return self._one.stopped(f" ({read} had been read)")
+        left = f"; the table {self._table} was made for it, and stays" * self.leaves_table
+        return self._one.stopped(f" ({read} had been read)") + left
 
     def failure(self, error: BaseException) -> str:
         """Say what went wrong, and what is durable: all or nothing."""

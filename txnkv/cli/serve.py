@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from click.core import ParameterSource
 
 from txnkv.cli.command_group import Stopped
 from txnkv.cli.console import store_argument
-from txnkv.errors import StoreNotFoundError
+from txnkv.errors import StoreNotFoundError, UnavailableError
 from txnkv.kafka import KafkaServer
 from txnkv.remote import require_certificates, require_pair, why_untimely
 from txnkv.server import Limits, Server, Users
@@ -138,7 +139,10 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
         streams=given["max_streams"],
     )
     users = None if auth is None else Users(auth)
-    server = Server(store, listen, users, limits, given["advertise"], **tls)
+    try:
+        server = Server(store, listen, users, limits, given["advertise"], **tls)
+    except UnavailableError as error:
+        raise _cannot_listen(listen, host) or error from None
     kafka = None if given["kafka"] is None else _kafka(store, users, given)
     stopped = _stops()
     scheme = listen.partition("://")[0]
@@ -159,6 +163,20 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
         _exit(end)
     if end is not None:
         raise end
+
+
+def _cannot_listen(listen: str, host: str) -> UnavailableError | None:
+    """Tell why, which gRPC does not; None: for another reason."""
+    port = int(listen.rpartition(":")[2])
+    try:
+        socket.create_server((host.strip("[]"), port), family=_family(host)).close()
+    except OSError as error:
+        return UnavailableError(f"cannot listen at {listen}: {os.strerror(error.errno or 0)}")
+    return None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _exit(end: click.ClickException | None) -> None:

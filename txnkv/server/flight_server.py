@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ def _ends(call: Callable[[], object], patience: float | None) -> bool:
     if patience is None:
         call()
         return True
-    thread = Thread(target=call, daemon=True)
+    thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(patience)
     return not thread.is_alive()

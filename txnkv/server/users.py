@@ -230,14 +230,18 @@ class Users:
             with self._lock:
                 self._failing -= 1
         known = name if name in self._users else "nobody that is known"
+        self._warn(f"a wrong token, for {known}")
+        return AuthenticationError("the token is nobody's: ask who runs the server for one")
+
+    def _warn(self, text: str) -> None:
+        """Log once in a while: whoever tries again and again fills no log."""
         now = time.monotonic()
         with self._lock:
-            loud = now >= self._quiet.get(known, now)
-            if loud:  # whoever tries again and again fills no log
-                self._quiet[known] = now + _QUIET_SECONDS
+            loud = now >= self._quiet.get(text, now)
+            if loud:
+                self._quiet[text] = now + _QUIET_SECONDS
         if loud:
-            _log.warning("a wrong token, for %s", known)
-        return AuthenticationError("the token is nobody's: ask who runs the server for one")
+            _log.warning(text)
 
     def scram_of(self, name: str) -> ScramVerifier:
         """Return what proves that a client knows the token of a user; of nobody, what nothing fits.
@@ -277,7 +281,9 @@ class Users:
         self._read()
         found = self._users.get(name)
         if found is None:
-            raise AuthenticationError("the certificate is of nobody that the file of users has")
+            text = f"the certificate is of {name!r}, whom the file of users has not"
+            self._warn(text)
+            raise AuthenticationError(text)
         return found.user
 
     def _read(self) -> None:
@@ -453,7 +459,10 @@ def read_users(path: Path) -> list[StoredUser]:
         told = _table(told, f"{path}: user {name!r}")
         right = told.get("rights")
         if right not in RIGHTS[1:]:
-            raise ValueError(f"{path}: rights of user {name!r} are one of {', '.join(RIGHTS[1:])}")
+            dots = any(isinstance(each, dict) for each in told.values())
+            hint = "; a name with dots stands in quotes" * dots
+            rights = ", ".join(RIGHTS[1:])
+            raise ValueError(f"{path}: rights of user {name!r} are one of {rights}{hint}")
         patterns = {}
         for kind in ("tables", "topics"):
             given = told.get(kind, ["*"])
