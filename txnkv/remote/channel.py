@@ -330,7 +330,7 @@ class Channel:
             if part in text:
                 return AuthenticationError(f"{self.address} is not trusted: {text}: {hint}")
         if "Socket closed" in text:
-            asks = "want a certificate, or one in credentials of its own authority, that has not expired"
+            asks = "want a certificate, or another than the one in credentials"
             words += f". Does the server {asks if '+tls' in self.address else 'want grpc+tls://'}?"
         return UnavailableError(words)
 
