@@ -89,7 +89,7 @@ class Histogram(HistogramBase):
             "sum": self.sum,
             "p50": self._at_share(counts, 0.5),
             "p99": self._at_share(counts, 0.99),
-            "classes": [[end, n] for end, n in zip(ends, counts, strict=True) if n],
+            "classes": [[end, n] for end, n in zip(ends, counts, strict=True)],
         }
 
     def _at_share(self, counts: list[int], share: float) -> float | None:
@@ -109,7 +109,7 @@ class Metrics:
         self.commits = Counter("Transactions committed")
         self.small_commits = Counter("Transactions committed in a row of the commit log")
         self.bulk_commits = Counter("Transactions committed by way of staged row sets")
-        self.aborts = Counter("Transactions aborted")
+        self.aborts = Counter("Transactions aborted of which something was stored")
         self.conflicts = Counter("Transactions that another committed before")
         self.locked = Counter("Transactions that met a lock and gave up")
         self.timeouts = Counter("Transactions that ran out of time")

@@ -33,6 +33,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -57,6 +58,7 @@ _Do = Callable[..., Any]
 
 _FETCHES: Final = ((Consumer, ("poll", "poll_batch")), (Subscription, ("receive", "receive_many")))
 _ROWS: Final = ("insert", "upsert", "update", "delete")
+_receiving: Final = ContextVar("receiving", default=False)
 _LINKS: Final = 128
 """Messages of one fetch whose spans are linked, at most."""
 
@@ -96,6 +98,7 @@ def instrument(
         _lengths[provider] = _observe(provider)
     told = _Telling(trace.get_tracer("txnkv", __version__, tracer_provider), _lengths[provider])
     _replace(Transaction, "commit", lambda do: _commit(told, do))
+    _replace(Transaction, "commit_async", lambda do: _commit_async(told, do))
     _replace(Session, "write", lambda do: _write(told, do))
     for name in _ROWS:
         _replace(Table, name, lambda do: _row(told, do))
@@ -246,6 +249,32 @@ def _commit(told: _Telling, do: _Do) -> _Do:
     return commit
 
 
+def _commit_async(told: _Telling, do: _Do) -> _Do:
+    """A span that ends with the future."""
+
+    def commit_async(txn: Any) -> Any:
+        about, begin = _of(txn), time.perf_counter()
+        span = told.tracer.start_span("txnkv.commit", attributes=about)
+        span.set_attribute("txnkv.transaction", str(int(txn.id)))
+
+        def end(future: Any) -> None:
+            labels = told._labels("commit", about)
+            if (error := future.exception()) is None:
+                span.set_attribute("txnkv.timestamp", str(int(future.result())))
+            else:
+                labels["error.type"] = type(error).__name__
+                span.record_exception(error)
+                span.set_status(trace.StatusCode.ERROR, str(error))
+            span.end()
+            told.seconds.record(time.perf_counter() - begin, labels)
+
+        future = do(txn)
+        future.add_done_callback(end)
+        return future
+
+    return commit_async
+
+
 def _write(told: _Telling, do: _Do) -> _Do:
     def write(session: Any, table: Any, data: Any, op: str = "insert") -> Any:
         about = _of(session, **{"txnkv.table": _name(table), "db.operation.name": op})
@@ -317,8 +346,13 @@ def _receive(told: _Telling, do: _Do) -> _Do:
     """A span of what was found, begun when it was looked for."""
 
     def receive(reader: Any, *args: Any, **options: Any) -> Any:
-        begin = time.time_ns()
-        found = do(reader, *args, **options)
+        if _receiving.get():  # for another of these, which tells of it
+            return do(reader, *args, **options)
+        begin, token = time.time_ns(), _receiving.set(True)
+        try:
+            found = do(reader, *args, **options)
+        finally:
+            _receiving.reset(token)
         messages = [found] if isinstance(found, Message) else found
         count = messages.num_rows if isinstance(messages, pa.RecordBatch) else len(messages or ())
         if count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.metrics import SECONDS
 from txnkv.storage import StatusDatabase, extents
 
 ROWS = 120_000
@@ -305,6 +307,8 @@ def test_metrics_as_openmetrics_text(client: txnkv.Client, table: txnkv.Table) -
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     assert families["txnkv_flushes"].samples[0].value == 1
     assert families["txnkv_flush_seconds"].type == "histogram"
+    buckets = [s for s in families["txnkv_flush_seconds"].samples if s.name.endswith("_bucket")]
+    assert [float(s.labels["le"]) for s in buckets] == [*SECONDS, math.inf]  # sums need each
     assert {name.removeprefix("txnkv_") for name in families} == set(client.metrics())
 
 

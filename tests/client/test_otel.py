@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -111,6 +113,56 @@ def test_the_context_goes_with_a_message(client: txnkv.Client, spans: Any, sende
     assert [name for name, _ in fetched] == ["txnkv.fetch"] * 2
     assert fetched[0][1] == {"txnkv.topic": "e"}
     assert fetched[1][1]["txnkv.bytes"] > 0
+
+
+def test_a_receive_is_told_once(client: txnkv.Client, spans: Any) -> None:
+    topic = client.create_topic("events")
+    with topic.subscribe("s") as subscription:
+        for _ in range(3):
+            topic.producer().send(b"x").result()
+            spans.clear()
+            assert subscription.receive(5) is not None
+            assert [name for name, _ in told(spans)] == ["txnkv.fetch"]
+
+
+def test_tasks_tell_in_the_span_they_are_in(
+    client: txnkv.Client, table: txnkv.Table, store_path: Path, spans: Any
+) -> None:
+    tracer = spans.provider.get_tracer("test")
+
+    async def main() -> None:
+        async with txnkv.aio.connect(store_path) as tasks:
+            with tracer.start_as_current_span("request"):
+                await (await tasks.table("t")).upsert((1, "a"))
+                txn = await tasks.new_transaction()
+                await txn.write("t", pa.table({"id": [2]}))
+                await txn.commit()
+                async with tasks.transaction() as block:
+                    await block.insert("t", (3, None))
+                await tasks.run(lambda txn: txn.insert("t", (4, None)))
+                assert (await tasks.snapshot()).blocking is not None
+                await (await tasks.table("t")).scan().to_arrow()
+
+    asyncio.run(main())
+    *inside, request = spans.get_finished_spans()
+    names = [span.name.removeprefix("txnkv.") for span in inside]
+    assert names == ["write", "write", "commit", "commit", "commit", "scan"]
+    assert {span.parent and span.parent.span_id for span in inside} == {request.context.span_id}
+
+
+def test_a_commit_that_is_not_waited_for_says_how_it_ended(
+    client: txnkv.Client, table: txnkv.Table, spans: Any
+) -> None:
+    txn, late = client.new_transaction(), client.new_transaction()
+    for each in (txn, late):
+        each.upsert(table, (1, "a"))
+        spans.clear()
+    stamp = txn.commit_async().result()
+    ((name, about),) = told(spans)
+    assert (name, about["txnkv.timestamp"]) == ("txnkv.commit", str(int(stamp)))
+    assert isinstance(late.commit_async().exception(), txnkv.TransactionConflictError)
+    (span,) = spans.get_finished_spans()
+    assert (span.name, span.status.is_ok) == ("txnkv.commit", False)
 
 
 def test_a_message_of_no_span_has_no_context(client: txnkv.Client, spans: Any) -> None:

@@ -31,6 +31,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import copy_context
 from functools import partial, wraps
 from inspect import signature
 from operator import attrgetter
@@ -326,7 +327,7 @@ class Calls:
     def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Give a call to the threads."""
         self.require_open()
-        return self._pool.submit(fn, *args, **kwargs)
+        return self._pool.submit(copy_context().run, fn, *args, **kwargs)
 
     def require_open(self) -> None:
         """Refuse what is called after the client's end."""
@@ -377,7 +378,7 @@ class _Call(Future[Any]):
         super().__init__()
         self.pool = pool
         self._lines = lines
-        self._call = fn, args, kwargs
+        self._call = partial(copy_context().run, fn, *args, **kwargs)
 
     def begin(self) -> None:
         """Take a place at the end of the lines."""
@@ -408,9 +409,8 @@ class _Call(Future[Any]):
         """Make it, unless it was cancelled; return those whose turn it is then."""
         if not self.set_running_or_notify_cancel():
             return self._leave()
-        fn, args, kwargs = self._call
         try:
-            found = fn(*args, **kwargs)
+            found = self._call()
         except BaseException as error:
             ready = self._leave()  # first: who awaits this finds the line free
             self.set_exception(error)
