@@ -301,3 +301,15 @@ class Owner:
 
 def _fail() -> None:
     raise KeyError("of a test")
+
+
+def test_a_close_closes_the_store_whose_other_clients_were_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    reading = txnkv.connect(path).snapshot()  # its client is dropped, and it has a pin
+    txnkv.connect(path).close()
+    assert [each for each in instance.open_instances() if each.store.is_at(path)]
+    reading.close()
+    del reading
+    gc.collect()
+    txnkv.connect(path).close()
+    assert not [each for each in instance.open_instances() if each.store.is_at(path)]

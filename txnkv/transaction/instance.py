@@ -257,9 +257,9 @@ def _close_left(path: Path, read_only: bool) -> None:
 
 
 def release(instance: Instance, client: object | None = None) -> None:
-    """Give back a reference; the last one closes the store."""
+    """Give back a reference; the last one closes the store, those aside that were dropped."""
     with _lock:
-        if not instance.leave(client):
+        if not instance.leave(client) and not instance.is_left:
             return
         for key, known in list(_instances.items()):
             if known is instance:
