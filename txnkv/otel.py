@@ -268,7 +268,11 @@ def _commit_async(told: _Telling, do: _Do) -> _Do:
             span.end()
             told.seconds.record(time.perf_counter() - begin, labels)
 
-        future = do(txn)
+        try:
+            future = do(txn)
+        except BaseException:  # broken off: how it ends is not seen
+            span.end()
+            raise
         future.add_done_callback(end)
         return future
 

@@ -43,6 +43,7 @@ typedef struct {
     gone_range_t *ranges[GONE_RANGES];
 } gone_t;
 
+/* Frees what was made: nothing is gone then. */
 void gone_clear(gone_t *gone);
 
 /* What is known to be gone from `low` on as a snapshot sees it; `newest` is set where nothing is. */

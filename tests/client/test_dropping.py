@@ -305,7 +305,7 @@ def _fail() -> None:
 
 def test_a_close_closes_the_store_whose_other_clients_were_dropped(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    reading = txnkv.connect(path).snapshot()  # its client is dropped, and it has a pin
+    reading = txnkv.connect(path).snapshot()  # which keeps its client
     txnkv.connect(path).close()
     assert [each for each in instance.open_instances() if each.store.is_at(path)]
     reading.close()

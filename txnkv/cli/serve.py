@@ -150,11 +150,11 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     if kafka is not None:
         at = given["kafka"].rpartition(":")[0]
         click.echo(f"serving its topics to Kafka's clients at {at}:{kafka.port}")
-    end: click.ClickException | None = None
+    end: Exception | None = None
     try:
         if _stopped_by(stopped, server, store) == signal.SIGINT:
             end = Stopped("stopped")
-    except click.ClickException as error:
+    except Exception as error:  # told when all is closed
         end = error
     if kafka is not None:
         kafka.close()
@@ -179,13 +179,16 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _exit(end: click.ClickException | None) -> None:
+def _exit(end: Exception | None) -> None:
     """End the process, whatever its threads are at."""
+    code = 0
     if end is not None:
-        end.show()
+        told = end if isinstance(end, click.ClickException) else click.ClickException(str(end))
+        told.show()
+        code = told.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if end is None else end.exit_code)
+    os._exit(code)
 
 
 def _stops() -> int:
